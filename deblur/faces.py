@@ -1,0 +1,350 @@
+"""Faces and their landmarks, found by MTCNN. The only module that imports facenet-pytorch.
+
+The three networks and their weights (Zhang et al. 2016, "Joint Face Detection and Alignment using Multi-task
+Cascaded Convolutional Networks") come from the facenet-pytorch wheel; the pipeline around them is our own. On
+pictures of up to about 4 megapixels it gives facenet-pytorch's boxes (a test holds this). Larger pictures
+skip the finest levels of the image pyramid, so that the cost stays bounded:
+`FaceDetector.smallest_face_px` tells the size of the smallest face that is looked for.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import facenet_pytorch
+import numpy as np
+import torch
+from facenet_pytorch import InceptionResnetV1, ONet, PNet, RNet
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchvision.ops import nms
+
+from deblur.area_sampling import AreaSampler, clipped_boxes
+from deblur.errors import OptionError, UnsupportedImage
+
+CELL_PX = 12  # the window that PNet judges
+STRIDE_PX = 2
+PYRAMID_FACTOR = 0.709  # about the square root of a half: every second level halves the area's side
+STAGE_THRESHOLDS = (0.6, 0.7, 0.7)  # of PNet, RNet and ONet; no final threshold below the last makes sense
+RNET_PX, ONET_PX = 24, 48
+CANDIDATES_PER_PASS = 512
+PIXELS_PER_PASS = 4_000_000  # of pictures taken through the pyramid together
+
+
+@dataclass(frozen=True)
+class Face:
+    """One detected face.
+
+    Attributes:
+        box: x0, y0, x1, y1 in pixels of the picture; may reach beyond its border.
+        score: the last network's probability, 0 to 1.
+        landmarks: five (x, y) in pixels: left eye, right eye, nose, left and right corner of the mouth,
+            left and right as the viewer sees them.
+    """
+
+    box: tuple[float, float, float, float]
+    score: float
+    landmarks: tuple[tuple[float, float], ...] = field(default=())
+
+    @property
+    def width_px(self) -> float:
+        """Width of the box in pixels."""
+        return self.box[2] - self.box[0]
+
+    @property
+    def height_px(self) -> float:
+        """Height of the box in pixels."""
+        return self.box[3] - self.box[1]
+
+    @property
+    def eye_distance_px(self) -> float:
+        """Distance between the eyes in pixels; needs landmarks."""
+        (x0, y0), (x1, y1) = self.landmarks[:2]
+        return math.hypot(x1 - x0, y1 - y0)
+
+
+class FaceDetector:
+    """Finds faces with MTCNN; deterministic, safe to share between threads.
+
+    Args:
+        device: where the networks run.
+        threshold: least final score of a face that is reported; from 0.7, the last network's own, to 1.
+        min_face_px: size of the smallest face looked for, at least 12.
+        largest_level_px: pixels of the largest pyramid level. Pictures whose finest level (min_face_px
+            shrunk to 12 px) is larger skip levels until one fits, which raises the smallest face; faces
+            above that keep their boxes. The default keeps min_face_px at 20 up to 4.4 megapixels and
+            looks for faces from 40 px in a photo of 12 megapixels.
+
+    Raises:
+        OptionError: a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        threshold: float = 0.9,
+        min_face_px: float = 20.0,
+        largest_level_px: int = 1_600_000,
+    ):
+        if not STAGE_THRESHOLDS[2] <= threshold <= 1.0:
+            raise OptionError(f"threshold must be between {STAGE_THRESHOLDS[2]} and 1, got {threshold}")
+        if min_face_px < CELL_PX:
+            raise OptionError(f"min_face_px must be at least {CELL_PX}, got {min_face_px}")
+        if largest_level_px < CELL_PX**2:
+            raise OptionError(f"largest_level_px must be at least {CELL_PX**2}, got {largest_level_px}")
+        self.device = torch.device(device)
+        self.threshold = float(threshold)
+        self.min_face_px = float(min_face_px)
+        self.largest_level_px = int(largest_level_px)
+        self._pnet = _load(PNet, "pnet.pt", self.device)
+        self._rnet = _load(RNet, "rnet.pt", self.device)
+        self._onet = _load(ONet, "onet.pt", self.device)
+
+    def smallest_face_px(self, height: int, width: int) -> float:
+        """Size in pixels of the smallest face looked for in a picture of height x width."""
+        scales = self._scales(height, width)
+        return CELL_PX / scales[0] if scales else self.min_face_px
+
+    def detect(self, levels: NDArray) -> list[Face]:
+        """Find the faces of one picture.
+
+        Args:
+            levels: (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or uint16, RGB; alpha is not looked at.
+                Any size, down to 1x1.
+
+        Returns:
+            The faces, best score first (then by box); empty when there is none.
+
+        Raises:
+            UnsupportedImage: another shape or dtype.
+        """
+        return self.detect_batch([levels])[0]
+
+    def detect_batch(self, levels: Sequence[NDArray]) -> list[list[Face]]:
+        """Find the faces of several pictures; those of one size go through the networks together.
+
+        Args:
+            levels: pictures as `detect` takes them, of any sizes.
+
+        Returns:
+            One list of faces a picture, in the order of the pictures.
+        """
+        pictures = [_as_rgb8(picture) for picture in levels]
+        found: list[list[Face]] = [[] for _ in pictures]
+        by_size: dict[tuple[int, ...], list[int]] = {}
+        for index, picture in enumerate(pictures):
+            by_size.setdefault(picture.shape, []).append(index)
+        for (height, width, _), indices in by_size.items():
+            together = max(1, PIXELS_PER_PASS // (height * width))
+            for start in range(0, len(indices), together):
+                chunk = indices[start : start + together]
+                for index, faces in zip(chunk, self._detect_equal([pictures[i] for i in chunk]), strict=True):
+                    found[index] = faces
+        return found
+
+    def _scales(self, height: int, width: int) -> list[float]:
+        """Scales of the pyramid from fine to coarse; empty when no face fits the picture."""
+        scale, scales = CELL_PX / self.min_face_px, []
+        while min(height, width) * scale >= CELL_PX:
+            if int(height * scale + 1) * int(width * scale + 1) <= self.largest_level_px:
+                scales.append(scale)
+            scale *= PYRAMID_FACTOR
+        return scales
+
+    @torch.inference_mode()
+    def _detect_equal(self, pictures: list[NDArray[np.uint8]]) -> list[list[Face]]:
+        height, width = pictures[0].shape[:2]
+        scales = self._scales(height, width)
+        if not scales:
+            return [[] for _ in pictures]
+        sources = [AreaSampler(picture, scales[0]) for picture in pictures]
+        proposed = self._propose(sources, scales)
+        refined = self._refine(sources, proposed)
+        return self._decide(sources, refined)
+
+    def _propose(self, sources: list["AreaSampler"], scales: list[float]) -> list[Tensor]:
+        """Stage one: PNet over the pyramid. Returns (n, 4) square boxes for each picture."""
+        height, width = sources[0].height, sources[0].width
+        kept: list[list[Tensor]] = [[] for _ in sources]
+        for scale in scales:
+            size = int(height * scale + 1), int(width * scale + 1)
+            offsets, probabilities = self._pnet(self._to_input([source.level(*size) for source in sources]))
+            offsets, scores = offsets.float().cpu(), probabilities[:, 1].float().cpu()
+            for index in range(len(sources)):
+                cells = (scores[index] >= STAGE_THRESHOLDS[0]).nonzero()  # (n, 2): row, column
+                rows, columns = cells.unbind(1)
+                at_cells = scores[index][rows, columns, None]
+                start = (STRIDE_PX * cells.flip(1).float() + 1) / scale
+                boxes = torch.cat([start.floor(), (start + (CELL_PX - 1) / scale).floor()], dim=1)
+                candidates = torch.cat([boxes, at_cells, offsets[index][:, rows, columns].T], dim=1)
+                kept[index].append(candidates[nms(boxes, candidates[:, 4], 0.5)])
+        proposals = []
+        for parts in kept:
+            candidates = torch.cat(parts)
+            candidates = candidates[nms(candidates[:, :4], candidates[:, 4], 0.7)]
+            corners, sides = candidates[:, :4], (candidates[:, 2:4] - candidates[:, :2]).repeat(1, 2)
+            proposals.append(_square(corners + candidates[:, 5:9] * sides))
+        return proposals
+
+    def _refine(self, sources: list["AreaSampler"], proposals: list[Tensor]) -> list[Tensor]:
+        """Stage two: RNet on every proposal. Returns (n, 4) square boxes for each picture."""
+        proposals = [_inside(boxes, s) for boxes, s in zip(proposals, sources, strict=True)]
+        offsets, probabilities = self._judge(self._rnet, sources, proposals, RNET_PX)
+        refined = []
+        counts = [len(boxes) for boxes in proposals]
+        answers = (part.split(counts) for part in (offsets, probabilities[:, 1]))
+        for boxes, moves, scores in zip(proposals, *answers, strict=True):
+            passed = scores > STAGE_THRESHOLDS[1]
+            boxes, moves, scores = boxes[passed], moves[passed], scores[passed]
+            kept = nms(boxes, scores, 0.7)
+            refined.append(_square(_moved(boxes[kept], moves[kept])))
+        return refined
+
+    def _decide(self, sources: list["AreaSampler"], refined: list[Tensor]) -> list[list[Face]]:
+        """Stage three: ONet on what is left; landmarks, final boxes and scores."""
+        refined = [_inside(boxes, s) for boxes, s in zip(refined, sources, strict=True)]
+        offsets, points, probabilities = self._judge(self._onet, sources, refined, ONET_PX)
+        counts = [len(boxes) for boxes in refined]
+        found = []
+        answers = (part.split(counts) for part in (offsets, points, probabilities[:, 1]))
+        for boxes, moves, marks, scores in zip(refined, *answers, strict=True):
+            passed = scores > STAGE_THRESHOLDS[2]
+            boxes, moves, marks, scores = boxes[passed], moves[passed], marks[passed], scores[passed]
+            sides = boxes[:, 2:] - boxes[:, :2] + 1
+            marks = marks.reshape(-1, 2, 5).transpose(1, 2)  # (n, 5, 2)
+            marks = marks * sides[:, None] + boxes[:, None, :2] - 1
+            boxes = _moved(boxes, moves)
+            faces = [
+                Face(tuple(box), score, tuple(map(tuple, mark)))
+                for box, score, mark in zip(boxes.tolist(), scores.tolist(), marks.tolist(), strict=True)
+            ]
+            found.append([face for face in _without_contained(faces) if face.score >= self.threshold])
+        return found
+
+    def _judge(
+        self, network: nn.Module, sources: list["AreaSampler"], boxes: list[Tensor], side_px: int
+    ) -> tuple[Tensor, ...]:
+        """Run a network on the crops of all pictures, in the order of pictures and boxes."""
+        crops = np.concatenate([s.crops(b.numpy(), side_px) for s, b in zip(sources, boxes, strict=True)])
+        # Even without a crop the network runs once, which gives the empty answers their shapes.
+        padded = crops if len(crops) else np.zeros((1, side_px, side_px, 3), np.float32)
+        passes = (padded[i : i + CANDIDATES_PER_PASS] for i in range(0, len(padded), CANDIDATES_PER_PASS))
+        answers = [network(self._to_input(part)) for part in passes]
+        return tuple(torch.cat(part)[: len(crops)].float().cpu() for part in zip(*answers, strict=True))
+
+    def _to_input(self, pictures: Sequence[NDArray[np.float32]] | NDArray[np.float32]) -> Tensor:
+        stacked = torch.from_numpy(np.stack(list(pictures)))  # (B, H, W, C), so the view is channels last
+        return ((stacked.to(self.device) - 127.5) * 0.0078125).permute(0, 3, 1, 2)
+
+
+def _inside(boxes: Tensor, source: AreaSampler) -> Tensor:
+    """Only the boxes that share at least one pixel with the picture."""
+    x0, y0, x1, y1 = clipped_boxes(boxes.numpy(), source.height, source.width).T
+    return boxes[torch.from_numpy((x1 > x0) & (y1 > y0))]
+
+
+def _square(boxes: Tensor) -> Tensor:
+    """Each box grown to a square around its centre."""
+    sides = boxes[:, 2:] - boxes[:, :2]
+    longest = sides.amax(dim=1, keepdim=True)
+    corner = boxes[:, :2] + sides * 0.5 - longest * 0.5
+    return torch.cat([corner, corner + longest], dim=1)
+
+
+def _moved(boxes: Tensor, moves: Tensor) -> Tensor:
+    """Boxes with their corners moved by a network's answer, which is relative to their sides."""
+    return boxes + moves * (boxes[:, 2:] - boxes[:, :2] + 1).repeat(1, 2)
+
+
+def _without_contained(faces: list[Face], limit: float = 0.7) -> list[Face]:
+    """Sorted faces without those of which more than `limit` of the smaller box overlaps a better face."""
+    kept: list[Face] = []
+    for face in sorted_faces(faces):
+        if all(_overlap_of_smaller(face.box, better.box) <= limit for better in kept):
+            kept.append(face)
+    return kept
+
+
+def _overlap_of_smaller(a: Sequence[float], b: Sequence[float]) -> float:
+    width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]) + 1)
+    height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]) + 1)
+    smaller = min((box[2] - box[0] + 1) * (box[3] - box[1] + 1) for box in (a, b))
+    return width * height / smaller
+
+
+def sorted_faces(faces: Iterable[Face]) -> list[Face]:
+    """Faces with the best score first, ties by box."""
+    return sorted(faces, key=lambda face: (-face.score, face.box))
+
+
+def iou(a: Sequence[float], b: Sequence[float]) -> float:
+    """Intersection over union of two XYXY boxes, 0 to 1; 0 when either is empty."""
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    shared = width * height
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared
+    return shared / union
+
+
+def match_faces(
+    found: Sequence[Face], reference: Sequence[Face], least_iou: float = 0.5
+) -> list[tuple[Face, Face | None]]:
+    """Pair every reference face with at most one found face, and every found face with at most one reference.
+
+    The pairs of highest overlap are taken first, so the order of the inputs does not matter.
+
+    Args:
+        found: detections to be judged.
+        reference: the faces that are there.
+        least_iou: the overlap that counts as the same face.
+
+    Returns:
+        One pair for each reference face, in order: the reference and its match, or None when it was missed.
+    """
+    overlaps = [
+        (iou(face.box, truth.box), -face.score, i, j)
+        for i, face in enumerate(found)
+        for j, truth in enumerate(reference)
+    ]
+    matches: dict[int, int] = {}
+    used: set[int] = set()
+    for overlap, _, i, j in sorted(overlaps, key=lambda item: (-item[0], *item[1:])):
+        if overlap >= least_iou and i not in used and j not in matches:
+            matches[j] = i
+            used.add(i)
+    return [(truth, found[matches[j]] if j in matches else None) for j, truth in enumerate(reference)]
+
+
+def identity_network() -> nn.Module:
+    """InceptionResnetV1 without weights: (B, 3, 160, 160) in [-1, 1] -> (B, 512) of unit length."""
+    return InceptionResnetV1(pretrained=None, classify=False).eval()
+
+
+def _as_rgb8(levels: NDArray) -> NDArray[np.uint8]:
+    picture = np.asarray(levels)
+    if picture.ndim == 2:
+        picture = picture[:, :, None]
+    if picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or 0 in picture.shape:
+        raise UnsupportedImage(
+            f"expected levels (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); got {levels.shape}"
+        )
+    if picture.dtype == np.uint16:
+        picture = ((picture.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    if picture.dtype != np.uint8:
+        raise UnsupportedImage(
+            f"expected uint8 or uint16 levels, got {picture.dtype}; convert with to_levels"
+        )
+    if picture.shape[2] == 1:
+        picture = np.repeat(picture, 3, axis=2)
+    return np.ascontiguousarray(picture[:, :, :3])
+
+
+def _load(kind: type[nn.Module], name: str, device: torch.device) -> nn.Module:
+    network = kind(pretrained=False)
+    path = Path(facenet_pytorch.__file__).parent / "data" / name
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    network.eval().requires_grad_(False).to(device)
+    return network.to(memory_format=torch.channels_last)
