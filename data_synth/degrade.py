@@ -1,0 +1,227 @@
+"""The camera as a whole: sharp faces in, what a shaken camera would have stored out.
+
+sRGB -> linear light -> motion -> saturation -> noise (behind a Bayer mosaic, at times) -> sRGB -> JPEG.
+Every random value belongs to a sample's own seed, and every step works on the whole batch, on the device
+that the tensors are on.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from data_synth import camera, motion
+from data_synth.config import DegradeConfig
+from data_synth.jpeg import jpeg
+from data_synth.kernel import KernelBank
+from data_synth.streams import Streams
+from data_synth.trajectory import sample_trajectories
+from deblur.errors import OptionError
+
+MODES = ("uniform", "rolling", "subject")
+_UNIFORM, _ROLLING, _SUBJECT = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Degradation:
+    """What one batch went through; every attribute has one row a sample.
+
+    Attributes:
+        seeds: (B,) int64: with the config and the extent, all that is needed to do it again.
+        extent_px: (B,) float32.
+        mode: (B,) int64, index into MODES.
+        family: (B,) int64, index into trajectory.FAMILIES.
+        path_index: (B,) int64 into the bank, -1 for a path of its own.
+        roll_strength: (B,) float32: extent that the roll adds half a side away, over extent_px; 0 without.
+        highlight_gain: (B,) float32, 1 without saturation.
+        noise_sigma: (B,) float32 at stored mid-grey; 0 without noise.
+        shot_share: (B,) float32.
+        bayer: (B,) bool.
+        jpeg_quality: (B,) int64; 0 without JPEG.
+        chroma_subsampled: (B,) bool.
+    """
+
+    seeds: Tensor
+    extent_px: Tensor
+    mode: Tensor
+    family: Tensor
+    path_index: Tensor
+    roll_strength: Tensor
+    highlight_gain: Tensor
+    noise_sigma: Tensor
+    shot_share: Tensor
+    bayer: Tensor
+    jpeg_quality: Tensor
+    chroma_subsampled: Tensor
+
+
+class Degrade(torch.nn.Module):
+    """Blurs a batch as real cameras do.
+
+    Args:
+        config: Strengths; see DegradeConfig. The bank of paths is drawn here (seconds at 20,000).
+    """
+
+    def __init__(self, config: DegradeConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or DegradeConfig()
+        size = self.config.bank_size
+        self.bank = KernelBank(size, self.config.bank_seed, self.config.mix) if size else None
+
+    @torch.no_grad()
+    def forward(
+        self,
+        sharp: Tensor,
+        extent_px: Tensor | None = None,
+        generator: torch.Generator | None = None,
+        seeds: Tensor | None = None,
+    ) -> tuple[Tensor, Degradation]:
+        """Degrades a batch.
+
+        Args:
+            sharp: (B, 3, H, W) float32 in [0, 1].
+            extent_px: (B,) blur extents, px; drawn from the config where None.
+            generator: Source of the samples' seeds; torch's global one where None.
+            seeds: (B,) int64, one a sample; replaces the generator. The same seed gives the same result in
+                any batch.
+
+        Returns:
+            The blurred batch, (B, 3, H, W) float32 in [0, 1], and what it went through.
+
+        Raises:
+            OptionError: The batch, the extents or the seeds do not have the shape or values stated.
+        """
+        _check(sharp, extent_px, seeds)
+        if seeds is None:
+            where = generator.device if generator is not None else sharp.device
+            seeds = torch.randint(1 << 62, (len(sharp),), generator=generator, device=where)
+        seeds = seeds.to(sharp.device)
+        drawn, paths = self._draw(seeds, extent_px, min(sharp.shape[-2:]))
+        light = camera.to_linear(sharp) if self.config.linear_light else sharp
+        light = camera.raise_highlights(light, drawn.highlight_gain, self.config.saturation_start)
+        light = self._move(light, paths, drawn).clamp_(0.0, 1.0)
+        stored = self._sense(light, drawn)
+        if self.config.eight_bit:
+            stored = torch.round(stored * 255.0) / 255.0
+        return self._compress(stored, drawn), drawn
+
+    def _draw(self, seeds: Tensor, extent_px: Tensor | None, side: int) -> tuple[Degradation, Tensor]:
+        config, streams = self.config, Streams(seeds)
+        fraction, near = streams.between(config.extent_fraction), streams.uniform()
+        drawn_px = fraction * side if config.extent_px is None else streams.between(config.extent_px)
+        sharp = streams.chance(config.sharp_share)
+        drawn_px = torch.where(sharp, near * config.sharp_extent_px, drawn_px)
+        extent = drawn_px if extent_px is None else extent_px.to(seeds.device, torch.float32)
+        choice = streams.uniform()
+        mode = (choice < config.rotation_share + config.subject_share).long() * _SUBJECT
+        mode = torch.where(choice < config.rotation_share, _ROLLING, mode)
+        strength = streams.between(config.rotation_strength)
+        gain = torch.where(streams.chance(config.saturation_share), streams.between(config.saturation_gain), 1.0)
+        noisy, sigma = streams.chance(config.noise_share), streams.log_between(config.noise_sigma)
+        shot = streams.between(config.shot_share)
+        bayer = streams.chance(config.bayer_share)
+        low, high = config.jpeg_quality
+        quality = (low + (streams.uniform() * (high + 1 - low)).floor()).long().clamp(low, high)
+        compressed = streams.chance(config.jpeg_share)
+        subsampled = streams.chance(config.chroma_subsampling_share) & compressed
+        paths, family, index = self._paths(seeds, streams.uniform())
+        return Degradation(
+            seeds=seeds,
+            extent_px=extent,
+            mode=mode,
+            family=family,
+            path_index=index,
+            roll_strength=torch.where(mode == _ROLLING, strength, 0.0),
+            highlight_gain=gain,
+            noise_sigma=torch.where(noisy, sigma, 0.0),
+            shot_share=shot,
+            bayer=bayer,
+            jpeg_quality=torch.where(compressed, quality, 0),
+            chroma_subsampled=subsampled,
+        ), paths
+
+    def _paths(self, seeds: Tensor, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.bank is None:
+            drawn = sample_trajectories(seeds, self.config.mix)
+            return drawn.paths, drawn.family, torch.full_like(seeds, -1)
+        if self.bank.paths.device != seeds.device:
+            self.bank.to(seeds.device)
+        index = (choice * len(self.bank)).long().clamp_max(len(self.bank) - 1)
+        return self.bank.paths[index], self.bank.family[index], index
+
+    def _move(self, light: Tensor, paths: Tensor, drawn: Degradation) -> Tensor:
+        result = light.clone()
+        for mode in torch.unique(drawn.mode).tolist():
+            rows = (drawn.mode == mode).nonzero(as_tuple=True)[0]
+            part, path, extent = light[rows], paths[rows], drawn.extent_px[rows]
+            if mode == _UNIFORM:
+                result[rows] = motion.blur_uniform(part, path, extent)
+            elif mode == _ROLLING:
+                # The roll follows a path of its own: another family member, by the sample's seed.
+                angles = sample_trajectories(drawn.seeds[rows] ^ 1, (0.0, 1.0, 0.0)).paths[..., 0]
+                radius = min(light.shape[-2:]) / 2.0
+                angles = angles * (drawn.roll_strength[rows] * extent / radius)[:, None]
+                result[rows] = motion.blur_rolling(part, path, extent, angles)
+            else:
+                result[rows] = motion.blur_subject(part, path, extent, self._matte(drawn.seeds[rows], part))
+        return result
+
+    def _matte(self, seeds: Tensor, images: Tensor) -> Tensor:
+        streams = Streams(seeds, purpose=3)
+        centre = torch.stack([streams.between((0.45, 0.55)), streams.between((0.47, 0.57))], 1)
+        radii = torch.stack([streams.between((0.30, 0.40)), streams.between((0.40, 0.50))], 1)
+        return motion.soft_ellipse(images.shape[2], images.shape[3], centre, radii)
+
+    def _sense(self, light: Tensor, drawn: Degradation) -> Tensor:
+        config = self.config
+        if config.noise_share == 0 and config.bayer_share == 0:
+            return camera.to_stored(light) if config.linear_light else light
+        noise = _pixel_noise(drawn.seeds, light)
+        if not config.noise_in_linear_light:
+            stored = camera.to_stored(light) if config.linear_light else light
+            zero = torch.zeros_like(drawn.noise_sigma)
+            return camera.add_noise(stored, zero, drawn.noise_sigma**2, noise).clamp_(0.0, 1.0)
+        if not config.linear_light:
+            light = camera.to_linear(light)
+        shot, read = camera.linear_noise_levels(drawn.noise_sigma, drawn.shot_share)
+        gains = self._gains(drawn)  # (B, 3)
+        raw = light / gains[..., None, None]
+        raw = camera.add_noise(raw, shot, read, noise)
+        rows = drawn.bayer.nonzero(as_tuple=True)[0]
+        if len(rows):
+            sites = camera.mosaic_sites(light.shape[2], light.shape[3], light.device)
+            raw[rows] = camera.demosaic(raw[rows].clamp(0.0, 1.0) * sites)
+        return camera.to_stored((raw * gains[..., None, None]).clamp_(0.0, 1.0))
+
+    def _gains(self, drawn: Degradation) -> Tensor:
+        streams = Streams(drawn.seeds, purpose=4)
+        red, blue = (streams.between(self.config.white_balance_gain) for _ in range(2))
+        gains = torch.stack([red, torch.ones_like(red), blue], 1)
+        return torch.where(drawn.bayer[:, None], gains, 1.0)
+
+    def _compress(self, stored: Tensor, drawn: Degradation) -> Tensor:
+        for subsample in (False, True):
+            chosen = (drawn.jpeg_quality > 0) & (drawn.chroma_subsampled == subsample)
+            rows = chosen.nonzero(as_tuple=True)[0]
+            if len(rows):
+                stored[rows] = jpeg(stored[rows], drawn.jpeg_quality[rows], subsample)
+        return stored
+
+
+def _pixel_noise(seeds: Tensor, like: Tensor) -> Tensor:
+    """Standard normal noise, every row from its own seed."""
+    batch, channels, height, width = like.shape
+    streams = Streams(seeds, purpose=5)
+    pairs = math.ceil(channels * height * width / 2)
+    return streams.normal_pairs(pairs)[:, : channels * height * width].reshape(like.shape)
+
+
+def _check(sharp: Tensor, extent_px: Tensor | None, seeds: Tensor | None) -> None:
+    if sharp.ndim != 4 or sharp.shape[1] != 3 or not sharp.is_floating_point():
+        raise OptionError(f"sharp: expected float (B, 3, H, W) in [0, 1], got {sharp.dtype} {tuple(sharp.shape)}")
+    for name, value in (("extent_px", extent_px), ("seeds", seeds)):
+        if value is not None and value.shape != (len(sharp),):
+            raise OptionError(f"{name}: expected shape ({len(sharp)},), one a sample, got {tuple(value.shape)}")
+    if extent_px is not None and len(extent_px) and not bool((extent_px >= 0).all()):
+        raise OptionError("extent_px: expected values >= 0")

@@ -1,0 +1,83 @@
+"""Baseline JPEG as tensor arithmetic: batched, on any device, a quality for every sample.
+
+ITU-T T.81 (1992) with the tables of its annex K, scaled by quality as libjpeg does. Entropy coding is
+lossless and is left out: what a decoder would show is what comes back.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_LUMA = (
+    (16, 11, 10, 16, 24, 40, 51, 61),
+    (12, 12, 14, 19, 26, 58, 60, 55),
+    (14, 13, 16, 24, 40, 57, 69, 56),
+    (14, 17, 22, 29, 51, 87, 80, 62),
+    (18, 22, 37, 56, 68, 109, 103, 77),
+    (24, 35, 55, 64, 81, 104, 113, 92),
+    (49, 64, 78, 87, 103, 121, 120, 101),
+    (72, 92, 95, 98, 112, 100, 103, 99),
+)
+_CHROMA_CORNER = ((17, 18, 24, 47), (18, 21, 26, 66), (24, 26, 56, 99), (47, 66, 99, 99))
+# ITU-T T.871 (JFIF): R'G'B' to Y'CbCr.
+_TO_YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
+
+
+def _dct_matrix(device: torch.device) -> Tensor:
+    k = torch.arange(8, dtype=torch.float32, device=device)
+    matrix = torch.cos(math.pi * (2.0 * k + 1.0) * k[:, None] / 16.0) / 2.0
+    matrix[0] /= math.sqrt(2.0)
+    return matrix
+
+
+def _tables(quality: Tensor) -> Tensor:
+    """Quantisation tables (B, 2, 8, 8), luma then chroma, for libjpeg qualities (B,)."""
+    chroma = torch.full((8, 8), 99.0, device=quality.device)
+    chroma[:4, :4] = torch.tensor(_CHROMA_CORNER, device=quality.device)
+    base = torch.stack([torch.tensor(_LUMA, dtype=torch.float32, device=quality.device), chroma])
+    quality = quality.float().clamp(1.0, 100.0)
+    percent = torch.where(quality < 50.0, torch.floor(5000.0 / quality), 200.0 - 2.0 * quality)
+    return torch.floor((base * percent[:, None, None, None] + 50.0) / 100.0).clamp(1.0, 255.0)
+
+
+def _quantise(plane: Tensor, table: Tensor) -> Tensor:
+    """Plane (B, C, H, W) in -128..127, sides multiples of 8; table (B, 8, 8)."""
+    batch, channels, height, width = plane.shape
+    matrix = _dct_matrix(plane.device)
+    blocks = plane.reshape(batch, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
+    steps = table[:, None, None, None]
+    coefficients = torch.round(matrix @ blocks @ matrix.T / steps) * steps
+    return (matrix.T @ coefficients @ matrix).transpose(3, 4).reshape(plane.shape)
+
+
+def jpeg(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
+    """What each picture looks like after JPEG compression.
+
+    Args:
+        images: (B, 3, H, W) float32 in [0, 1], any H and W.
+        quality: (B,) libjpeg quality, 1..100.
+        subsample: Chroma at half resolution (4:2:0) rather than full (4:4:4).
+
+    Returns:
+        (B, 3, H, W) float32 in [0, 1], on 8-bit levels.
+    """
+    height, width = images.shape[-2:]
+    unit = 16 if subsample else 8
+    levels = torch.round(images.clamp(0.0, 1.0) * 255.0)
+    levels = F.pad(levels, (0, -width % unit, 0, -height % unit), mode="replicate")
+    forward = torch.tensor(_TO_YCC, device=images.device)
+    ycc = torch.einsum("dc,bchw->bdhw", forward, levels)
+    luma, chroma = torch.round(ycc[:, :1]) - 128.0, torch.round(ycc[:, 1:])
+    tables = _tables(quality)
+    if subsample:
+        chroma = F.avg_pool2d(chroma, 2)
+    luma = _quantise(luma, tables[:, 0])
+    chroma = _quantise(chroma, tables[:, 1])
+    if subsample:
+        # libjpeg's "fancy" upsampling: a triangle filter, which bilinear interpolation by 2 is.
+        chroma = F.interpolate(chroma, scale_factor=2, mode="bilinear", align_corners=False)
+    back = torch.linalg.inv(torch.tensor(_TO_YCC, dtype=torch.float64)).float().to(images.device)
+    rgb = torch.einsum("dc,bchw->bdhw", back, torch.cat([luma + 128.0, chroma], 1))
+    return (torch.round(rgb).clamp(0.0, 255.0) / 255.0)[..., :height, :width]

@@ -1,0 +1,166 @@
+"""Paths to point-spread functions: sub-pixel, mass 1, centred on their centroid.
+
+A PSF is the time that a point of light spends over each pixel. Every sample of a path is shared between its
+four pixels bilinearly, which keeps the mass at 1 and the centroid exactly where the path's mean is: at the
+kernel's centre, so that blurred and sharp stay registered.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data_synth.streams import derive_seeds
+from data_synth.trajectory import sample_trajectories
+from deblur.errors import OptionError
+
+
+def place(paths: Tensor, extent_px: Tensor) -> Tensor:
+    """Scales unit paths to their extents and refines them so that no gap opens between samples.
+
+    Args:
+        paths: (n, T, 2) float32 of unit extent.
+        extent_px: (n,) float32, >= 0.
+
+    Returns:
+        (n, P, 2) float32 in px, P >= T, mean position 0.
+    """
+    # Four samples a pixel of extent leave room for paths several times longer than their bounding box.
+    factor = max(1, math.ceil(4.0 * float(extent_px.max()) / paths.shape[1])) if len(extent_px) else 1
+    if factor > 1:
+        paths = F.interpolate(
+            paths.transpose(1, 2), scale_factor=factor, mode="linear", align_corners=True
+        ).transpose(1, 2)
+    placed = paths * extent_px[:, None, None]
+    return placed - placed.mean(1, keepdim=True)
+
+
+def splat(points_px: Tensor, height: int, width: int) -> Tensor:
+    """Rasterises points on a canvas whose origin is pixel (0, 0), wrapping round its edges.
+
+    Args:
+        points_px: (n, P, 2) float32, x then y, relative to the origin.
+        height: Canvas height, px.
+        width: Canvas width, px.
+
+    Returns:
+        (n, height, width) float32, each >= 0 with sum 1. Wrapped as the FFT wants it.
+    """
+    count, points, _ = points_px.shape
+    corner = points_px.floor()
+    share = points_px - corner
+    x, y = corner[..., 0].long(), corner[..., 1].long()
+    canvas = torch.zeros(count, height * width, device=points_px.device)
+    for dx, weight_x in ((0, 1.0 - share[..., 0]), (1, share[..., 0])):
+        for dy, weight_y in ((0, 1.0 - share[..., 1]), (1, share[..., 1])):
+            index = torch.remainder(y + dy, height) * width + torch.remainder(x + dx, width)
+            canvas.scatter_add_(1, index, weight_x * weight_y)
+    return (canvas / points).view(count, height, width)
+
+
+def rasterise(points_px: Tensor, size: int | None = None) -> Tensor:
+    """Rasterises centred points as square kernels.
+
+    Args:
+        points_px: (n, P, 2) float32, mean position 0.
+        size: Odd side of the kernels, px; by default the smallest that holds every point.
+
+    Returns:
+        (n, size, size) float32, each >= 0 with sum 1, its centroid on the middle pixel.
+
+    Raises:
+        OptionError: The size is even or does not hold the points.
+    """
+    needed = 2 * radius_px(points_px) + 1
+    size = needed if size is None else size
+    if size % 2 == 0 or size < needed:
+        raise OptionError(f"size: expected an odd number >= {needed} for these extents, got {size}")
+    return splat(points_px + size // 2, size, size)
+
+
+def radius_px(points_px: Tensor) -> int:
+    """Smallest kernel radius that holds every point, px."""
+    return math.ceil(float(points_px.abs().max())) if points_px.numel() else 0
+
+
+class KernelBank(torch.nn.Module):
+    """A store of unit-extent paths, rasterised at the extent asked for.
+
+    Drawing a path costs far more than rasterising it; training draws its paths once. The paths are a
+    buffer: `bank.to(device)` moves them.
+
+    Args:
+        count: Number of paths.
+        seed: Master seed of the bank.
+        mix: Weights of the families walk, smooth and line.
+
+    Raises:
+        OptionError: The count is below 1, or the mix is not usable.
+    """
+
+    paths: Tensor
+    family: Tensor
+
+    def __init__(
+        self, count: int = 20_000, seed: int = 0, mix: Sequence[float] = (0.4, 0.45, 0.15)
+    ) -> None:
+        super().__init__()
+        if count < 1:
+            raise OptionError(f"count: expected at least 1 path, got {count}")
+        drawn = sample_trajectories(derive_seeds(seed, torch.arange(count)), mix)
+        self.register_buffer("paths", drawn.paths, persistent=False)
+        self.register_buffer("family", drawn.family, persistent=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def points(self, index: Tensor, extent_px: Tensor) -> Tensor:
+        """Paths in px: index (n,) int64, extent_px (n,) float32 -> (n, P, 2) float32, mean 0."""
+        return place(self.paths[index], extent_px)
+
+    def kernels(self, index: Tensor, extent_px: Tensor, size: int | None = None) -> Tensor:
+        """Kernels of the paths chosen.
+
+        Args:
+            index: (n,) int64 into the bank.
+            extent_px: (n,) float32, >= 0.
+            size: Odd side, px; by default the smallest that holds them all.
+
+        Returns:
+            (n, size, size) float32, mass 1, centred on the centroid.
+
+        Raises:
+            OptionError: The size is even or too small.
+        """
+        return rasterise(self.points(index, extent_px), size)
+
+
+def sample_kernels(
+    count: int,
+    extent_px: Tensor | float,
+    seed: int = 0,
+    size: int | None = None,
+    mix: Sequence[float] = (0.4, 0.45, 0.15),
+) -> Tensor:
+    """Draws fresh kernels.
+
+    Args:
+        count: Number of kernels.
+        extent_px: Extent of all, or (count,) one each; px, >= 0.
+        seed: Master seed; kernel i is the same whatever the count.
+        size: Odd side, px; by default the smallest that holds them all.
+        mix: Weights of the families walk, smooth and line.
+
+    Returns:
+        (count, size, size) float32, >= 0, mass 1, centred on the centroid.
+
+    Raises:
+        OptionError: An extent is negative, the size is even or too small, or the mix is not usable.
+    """
+    extents = torch.as_tensor(extent_px, dtype=torch.float32).expand(count)
+    if count and float(extents.min()) < 0:
+        raise OptionError(f"extent_px: expected values >= 0, got {float(extents.min())}")
+    drawn = sample_trajectories(derive_seeds(seed, torch.arange(count)), mix)
+    return rasterise(place(drawn.paths, extents), size)

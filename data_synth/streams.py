@@ -1,0 +1,81 @@
+"""Random numbers that depend on a sample's own seed alone.
+
+A batch of 32 and 32 batches of one must give the same pictures, whatever the worker count. A stateful
+generator cannot do that without a loop over samples; a counter hashed with each sample's seed can, in
+whole-batch tensor operations on any device.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Finaliser of SplitMix64 (Steele, Lea, Flood 2014), its constants as signed 64-bit integers.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _FIRST
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _SECOND
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def derive_seeds(seed: int, index: Tensor) -> Tensor:
+    """Gives every index its own seed under one master seed.
+
+    Args:
+        seed: Master seed, any Python integer (taken modulo 2**63).
+        index: (n,) int64.
+
+    Returns:
+        (n,) int64 in [0, 2**62), on the index's device.
+    """
+    master = _mix(torch.tensor([seed % (1 << 63)], dtype=torch.int64, device=index.device))
+    return _mix(master + (index + 1) * _GOLDEN) & ((1 << 62) - 1)
+
+
+class Streams:
+    """One independent random stream per sample; rows never depend on each other.
+
+    Args:
+        seeds: (B,) int64. Draws come back on its device.
+        purpose: Keeps streams made from the same seeds for different ends apart.
+    """
+
+    def __init__(self, seeds: Tensor, purpose: int = 0) -> None:
+        self._keys = _mix(_mix(seeds.to(torch.int64)) + purpose)
+        self._used = 0
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Draws (B, *shape) float32, uniform in the open interval (0, 1)."""
+        count = math.prod(shape)
+        counter = torch.arange(self._used + 1, self._used + count + 1, device=self._keys.device)
+        self._used += count
+        bits = (_mix(self._keys[:, None] + counter * _GOLDEN) >> 40) & 0xFFFFFF
+        return ((bits.float() + 0.5) / (1 << 24)).reshape(-1, *shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draws (B, *shape) float32, standard normal (Box and Muller 1958)."""
+        radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
+        return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
+
+    def normal_pairs(self, pairs: int) -> Tensor:
+        """Draws (B, 2 * pairs) float32, standard normal, at half the cost of `normal`."""
+        radius = torch.sqrt(-2.0 * torch.log(self.uniform(pairs)))
+        angle = 2.0 * math.pi * self.uniform(pairs)
+        return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], 1)
+
+    def between(self, bounds: tuple[float, float]) -> Tensor:
+        """Draws (B,) float32, uniform between the bounds."""
+        return bounds[0] + (bounds[1] - bounds[0]) * self.uniform()
+
+    def log_between(self, bounds: tuple[float, float]) -> Tensor:
+        """Draws (B,) float32, log-uniform between the bounds (both above zero)."""
+        low, high = math.log(bounds[0]), math.log(bounds[1])
+        return torch.exp(low + (high - low) * self.uniform())
+
+    def chance(self, probability: float) -> Tensor:
+        """Draws (B,) bool, true with the probability given."""
+        return self.uniform() < probability
