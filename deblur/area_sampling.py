@@ -22,7 +22,7 @@ class AreaSampler:
 
     def __init__(self, picture: NDArray[np.uint8], finest_scale: float):
         self.height, self.width = picture.shape[:2]
-        self._picture = picture
+        self._picture = picture = np.ascontiguousarray(picture)
         self._shrink = max(1, int(0.65 / finest_scale))
         if self._shrink > 1:
             size = max(1, self.width // self._shrink), max(1, self.height // self._shrink)
@@ -73,8 +73,8 @@ def _window_means(
     top, bottom = (v[:, :, None] for v in _windows(y0, y1, side_px))
     left, right = (v[:, None, :] for v in _windows(x0, x1, side_px))
     total = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
-    area = (bottom - top) * (right - left)
-    return total.astype(np.float32) / area[..., None].astype(np.float32)
+    area = np.asarray((bottom - top) * (right - left), np.float32)
+    return total.astype(np.float32) / area[..., None]
 
 
 def _windows(start: Indices, stop: Indices, count: int) -> tuple[Indices, Indices]:

@@ -86,6 +86,7 @@ class FaceDetector:
         threshold: float = 0.9,
         min_face_px: float = 20.0,
         largest_level_px: int = 1_600_000,
+        turns: Sequence[int] = (0,),
     ):
         if not STAGE_THRESHOLDS[2] <= threshold <= 1.0:
             raise OptionError(f"threshold must be between {STAGE_THRESHOLDS[2]} and 1, got {threshold}")
@@ -93,6 +94,9 @@ class FaceDetector:
             raise OptionError(f"min_face_px must be at least {CELL_PX}, got {min_face_px}")
         if largest_level_px < CELL_PX**2:
             raise OptionError(f"largest_level_px must be at least {CELL_PX**2}, got {largest_level_px}")
+        if not turns or not set(turns) <= {0, 1, 2, 3}:
+            raise OptionError(f"turns must name quarter turns out of 0, 1, 2, 3; got {tuple(turns)}")
+        self.turns = tuple(turns)
         self.device = torch.device(device)
         self.threshold = float(threshold)
         self.min_face_px = float(min_face_px)
@@ -131,6 +135,16 @@ class FaceDetector:
             One list of faces a picture, in the order of the pictures.
         """
         pictures = [_as_rgb8(picture) for picture in levels]
+        found: list[list[Face]] = [[] for _ in pictures]
+        for turn in self.turns:
+            blank = [index for index, faces in enumerate(found) if not faces]
+            turned = [np.rot90(pictures[index], turn) for index in blank]
+            for index, faces in zip(blank, self._detect_any(turned), strict=True):
+                height, width = pictures[index].shape[:2]
+                found[index] = [_turned_back(face, turn, height, width) for face in faces]
+        return found
+
+    def _detect_any(self, pictures: list[NDArray[np.uint8]]) -> list[list[Face]]:
         found: list[list[Face]] = [[] for _ in pictures]
         by_size: dict[tuple[int, ...], list[int]] = {}
         for index, picture in enumerate(pictures):
@@ -273,6 +287,18 @@ def _overlap_of_smaller(a: Sequence[float], b: Sequence[float]) -> float:
     return width * height / smaller
 
 
+def _turned_back(face: Face, turn: int, height: int, width: int) -> Face:
+    """A face found after `turn` quarter turns counter-clockwise, in the pixels of the picture before them."""
+
+    def back(point: Sequence[float]) -> tuple[float, float]:
+        x, y = point
+        return {0: (x, y), 1: (width - y, x), 2: (width - x, height - y), 3: (y, height - x)}[turn]
+
+    (ax, ay), (bx, by) = back(face.box[:2]), back(face.box[2:])
+    box = min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)
+    return Face(box, face.score, tuple(back(mark) for mark in face.landmarks))
+
+
 def sorted_faces(faces: Iterable[Face]) -> list[Face]:
     """Faces with the best score first, ties by box."""
     return sorted(faces, key=lambda face: (-face.score, face.box))
@@ -339,7 +365,7 @@ def _as_rgb8(levels: NDArray) -> NDArray[np.uint8]:
         )
     if picture.shape[2] == 1:
         picture = np.repeat(picture, 3, axis=2)
-    return np.ascontiguousarray(picture[:, :, :3])
+    return picture[:, :, :3]
 
 
 def _load(kind: type[nn.Module], name: str, device: torch.device) -> nn.Module:
