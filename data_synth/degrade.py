@@ -5,7 +5,6 @@ Every random value belongs to a sample's own seed, and every step works on the w
 that the tensors are on.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from data_synth.trajectory import sample_trajectories
 from deblur.errors import OptionError
 
 MODES = ("uniform", "rolling", "subject")
+_NOISE_VALUES = 1 << 21
 _UNIFORM, _ROLLING, _SUBJECT = range(3)
 
 
@@ -68,6 +68,7 @@ class Degrade(torch.nn.Module):
         self.config = config or DegradeConfig()
         size = self.config.bank_size
         self.bank = KernelBank(size, self.config.bank_seed, self.config.mix) if size else None
+        self.noise = _NoiseTable(self.config.bank_seed)
 
     @torch.no_grad()
     def forward(
@@ -97,6 +98,8 @@ class Degrade(torch.nn.Module):
             where = generator.device if generator is not None else sharp.device
             seeds = torch.randint(1 << 62, (len(sharp),), generator=generator, device=where)
         seeds = seeds.to(sharp.device)
+        if self.noise.values.device != sharp.device:
+            self.to(sharp.device)
         drawn, paths = self._draw(seeds, extent_px, min(sharp.shape[-2:]))
         light = camera.to_linear(sharp) if self.config.linear_light else sharp
         light = camera.raise_highlights(light, drawn.highlight_gain, self.config.saturation_start)
@@ -145,8 +148,6 @@ class Degrade(torch.nn.Module):
         if self.bank is None:
             drawn = sample_trajectories(seeds, self.config.mix)
             return drawn.paths, drawn.family, torch.full_like(seeds, -1)
-        if self.bank.paths.device != seeds.device:
-            self.bank.to(seeds.device)
         index = (choice * len(self.bank)).long().clamp_max(len(self.bank) - 1)
         return self.bank.paths[index], self.bank.family[index], index
 
@@ -177,7 +178,7 @@ class Degrade(torch.nn.Module):
         config = self.config
         if config.noise_share == 0 and config.bayer_share == 0:
             return camera.to_stored(light) if config.linear_light else light
-        noise = _pixel_noise(drawn.seeds, light)
+        noise = self.noise(drawn.seeds, light)
         if not config.noise_in_linear_light:
             stored = camera.to_stored(light) if config.linear_light else light
             zero = torch.zeros_like(drawn.noise_sigma)
@@ -209,12 +210,27 @@ class Degrade(torch.nn.Module):
         return stored
 
 
-def _pixel_noise(seeds: Tensor, like: Tensor) -> Tensor:
-    """Standard normal noise, every row from its own seed."""
-    batch, channels, height, width = like.shape
-    streams = Streams(seeds, purpose=5)
-    pairs = math.ceil(channels * height * width / 2)
-    return streams.normal_pairs(pairs)[:, : channels * height * width].reshape(like.shape)
+class _NoiseTable(torch.nn.Module):
+    """Standard normal numbers, drawn once; a sample reads a run of them at an offset of its own seed.
+
+    Hashing or drawing a number for every pixel would cost more than the blur. Two samples meet in the table
+    now and then, at an offset that training never sees twice.
+    """
+
+    values: Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("values", torch.randn(_NOISE_VALUES, generator=generator), persistent=False)
+
+    def forward(self, seeds: Tensor, like: Tensor) -> Tensor:
+        count = like[0].numel()
+        values = self.values
+        if count >= len(values) // 2:
+            values = values.repeat(2 * count // len(values) + 2)
+        offset = (Streams(seeds, purpose=5).uniform() * (len(values) - count)).long()
+        return values.unfold(0, count, 1)[offset].reshape(like.shape)
 
 
 def _check(sharp: Tensor, extent_px: Tensor | None, seeds: Tensor | None) -> None:

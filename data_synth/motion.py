@@ -1,7 +1,5 @@
 """Blur itself: uniform over the picture, rolling with the camera, or of the subject alone."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,8 +8,8 @@ from data_synth.kernel import place, radius_px, splat
 
 # Rows are blurred in groups of like extent: a row at 8 px must not pay for the padding of one at 48 px.
 _GROUP_EDGES_PX = (0.0, 12.0, 24.0, 36.0, 64.0, 128.0, 256.0)
-_FRAME_STEP_PX = 1.5  # between averaged frames; bilinear sampling bridges this without ripple
-_FRAMES = (9, 65)
+_FRAME_STEP_PX = 2.0  # between averaged frames, along the path; bilinear sampling bridges it
+_FRAMES = (8, 12, 16, 24, 32, 48, 64)
 
 
 def _fast_length(length: int) -> int:
@@ -50,7 +48,9 @@ def convolve(images: Tensor, points_px: Tensor) -> Tensor:
     padded = pad_edges(images, radius)
     spectrum = torch.fft.rfft2(padded, s=(rows, columns))
     kernels = torch.fft.rfft2(splat(points_px, rows, columns))
-    blurred = torch.fft.irfft2(spectrum.mul_(kernels[:, None]), s=(rows, columns))
+    # Axis by axis: irfft2 copies its input first.
+    spectrum = torch.fft.ifft(spectrum.mul_(kernels[:, None]), dim=-2)
+    blurred = torch.fft.irfft(spectrum, n=columns)
     return blurred[..., radius : radius + height, radius : radius + width]
 
 
@@ -89,31 +89,41 @@ def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor)
     Returns:
         (B, C, H, W) float32.
     """
-    batch, channels, height, width = images.shape
-    roll = roll - roll.mean(1, keepdim=True)
-    reach = extent_px + math.hypot(height, width) / 2.0 * (roll.amax(1) - roll.amin(1))
-    frames = math.ceil(2.0 * float(reach.max()) / _FRAME_STEP_PX) + 1
-    frames = min(max(frames, _FRAMES[0]), _FRAMES[1])
-    shift = F.interpolate(
-        (paths * extent_px[:, None, None]).transpose(1, 2), size=frames, mode="linear", align_corners=True
-    )  # (B, 2, frames)
-    shift = shift - shift.mean(2, keepdim=True)
-    angle = F.interpolate(roll[:, None], size=frames, mode="linear", align_corners=True)[:, 0]
-    angle = angle - angle.mean(1, keepdim=True)
-    radius = min(math.ceil(float(reach.max())) + 1, min(height, width) - 1)
-    padded = pad_edges(images, radius) if radius > 0 else images
-    full_h, full_w = padded.shape[-2:]
-    y = torch.arange(height, device=images.device, dtype=torch.float32) - (height - 1) / 2.0
-    x = torch.arange(width, device=images.device, dtype=torch.float32) - (width - 1) / 2.0
+    reach = min(images.shape[-2:]) / 4.0  # most of a face lies within
+    shift = paths * extent_px[:, None, None]
+    moved = torch.cat([shift, roll[..., None] * reach], -1)
+    length_px = moved.diff(dim=1).norm(dim=2).sum(1)
+    # A row's frames follow from its own path, never from its neighbours': the same row, the same pixels.
+    group = torch.bucketize(length_px / _FRAME_STEP_PX, torch.tensor(_FRAMES[:-1], device=images.device))
+    result = torch.empty_like(images)
+    for index in torch.unique(group).tolist():
+        rows = (group == index).nonzero(as_tuple=True)[0]
+        result[rows] = _average(images[rows], shift[rows], roll[rows], _FRAMES[index])
+    return result
+
+
+def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor:
+    height, width = images.shape[-2:]
+    path = torch.cat([shift, roll[..., None]], -1).transpose(1, 2)  # (B, 3, T)
+    path = F.interpolate(path, size=frames, mode="linear", align_corners=True)
+    dx, dy, angle = (path - path.mean(2, keepdim=True)).unbind(1)  # (B, frames) each
+    cos, sin = angle.cos(), angle.sin()
+    # A picture that moves by +d is read at -d. Units of grid_sample: half a side is 1.
+    rows = torch.stack(
+        [
+            torch.stack([cos, -sin * (height / width), -2.0 * dx / width], -1),
+            torch.stack([sin * (width / height), cos, -2.0 * dy / height], -1),
+        ],
+        -2,
+    )  # (B, frames, 2, 3)
+    y = (2.0 * torch.arange(height, device=images.device) + 1.0) / height - 1.0
+    x = (2.0 * torch.arange(width, device=images.device) + 1.0) / width - 1.0
+    here = torch.stack([x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width).to(x)], -1)
+    here = here.reshape(-1, 3)
     total = torch.zeros_like(images)
-    for cos, sin, dx, dy in zip(
-        angle.cos().unbind(1), angle.sin().unbind(1), shift[:, 0].unbind(1), shift[:, 1].unbind(1), strict=True
-    ):
-        # A picture that moves by +d is read at -d.
-        source_x = cos[:, None, None] * x - sin[:, None, None] * y[:, None] - dx[:, None, None]
-        source_y = sin[:, None, None] * x + cos[:, None, None] * y[:, None] - dy[:, None, None]
-        grid = torch.stack([source_x * (2.0 / (full_w - 1)), source_y * (2.0 / (full_h - 1))], -1)
-        total += F.grid_sample(padded, grid, mode="bilinear", padding_mode="border", align_corners=True)
+    for frame in rows.transpose(2, 3).unbind(1):
+        grid = (here @ frame).view(-1, height, width, 2)
+        total += F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
     return total / frames
 
 
@@ -132,9 +142,12 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     moving = blur_uniform(torch.cat([images * matte, matte], 1), paths, extent_px)
     # What the subject uncovers was never seen: the surroundings' mean colour stands in for it.
     outside = 1.0 - matte
-    near = F.avg_pool2d(torch.cat([images * outside, outside], 1), 31, 1, 15, count_include_pad=False)
     around = (images * outside).sum((2, 3), keepdim=True) / outside.sum((2, 3), keepdim=True).clamp_min(1e-3)
-    fill = (near[:, :3] + 0.02 * around) / (near[:, 3:] + 0.02)
+    # At an eighth of the size: only a soft field of colour is wanted, and full-size means cost more than blur.
+    small = F.interpolate(torch.cat([images * outside, outside], 1), scale_factor=0.125, mode="area")
+    small = F.avg_pool2d(small, 5, 1, 2, count_include_pad=False)
+    fill = (small[:, :3] + 0.02 * around) / (small[:, 3:] + 0.02)
+    fill = F.interpolate(fill, size=images.shape[-2:], mode="bilinear", align_corners=False)
     background = images * outside + fill * matte
     return moving[:, :3] + background * (1.0 - moving[:, 3:])
 

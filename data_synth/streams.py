@@ -61,12 +61,6 @@ class Streams:
         radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
         return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
 
-    def normal_pairs(self, pairs: int) -> Tensor:
-        """Draws (B, 2 * pairs) float32, standard normal, at half the cost of `normal`."""
-        radius = torch.sqrt(-2.0 * torch.log(self.uniform(pairs)))
-        angle = 2.0 * math.pi * self.uniform(pairs)
-        return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], 1)
-
     def between(self, bounds: tuple[float, float]) -> Tensor:
         """Draws (B,) float32, uniform between the bounds."""
         return bounds[0] + (bounds[1] - bounds[0]) * self.uniform()
