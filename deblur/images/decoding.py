@@ -15,7 +15,6 @@ from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
     Image,
-    ImageFile,
     JpegImagePlugin,
     PngImagePlugin,
     PpmImagePlugin,
@@ -41,16 +40,17 @@ _READERS: dict[str, Any] = {
 }
 _READ = "PNG, JPEG, WebP, TIFF, AVIF, HEIC (extra), GIF, BMP, PPM"
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+# What Pillow and its plugins raise on damaged files; Warning for programs that turn warnings into errors.
 _BROKEN = (
     OSError,
     SyntaxError,
     ValueError,
     EOFError,
-    struct.error,
-    IndexError,
-    KeyError,
+    LookupError,
     TypeError,
     OverflowError,
+    struct.error,
+    Warning,
 )
 _STORED_LOSSY = ("JPEG", "AVIF", "HEIF")
 
@@ -107,8 +107,7 @@ def decode(source: Source, limits: Limits | None = None) -> Picture:
     if isinstance(source, np.ndarray):
         return _from_array(source, limits)
     if isinstance(source, Image.Image):
-        if not isinstance(source, ImageFile.ImageFile) or source.format not in _READERS:
-            _check(Header(format="PNG", width=source.width, height=source.height), "picture", limits)
+        _check(Header(format="PNG", width=source.width, height=source.height), "picture", limits)
         return _from_pillow(source, b"", "picture")
     if not isinstance(source, (bytes, bytearray, memoryview, str, Path)):
         raise UnsupportedImage(f"expected bytes, path, Pillow image or array, got {type(source).__name__}")
@@ -216,10 +215,10 @@ def _from_pillow(image: Image.Image, data: bytes, name: str) -> Picture:
         # Read after loading: a PNG may carry them behind its pixels.
         turn = metadata.orientation_of(image)
         exif, xmp, dpi = metadata.exif_of(image), metadata.xmp_of(image), metadata.dpi_of(image)
-        read = (
-            deep.levels_of(image, data, name, ppm_peak) if bits in (12, 16) else colour.levels_of(image, name)
-        )
-        levels, alpha, grey, icc, warnings = read
+        if bits in (12, 16):
+            levels, alpha, grey, icc, warnings = deep.levels_of(image, data, name, ppm_peak)
+        else:
+            levels, alpha, grey, icc, warnings = colour.levels_of(image, name)
     except MemoryError as error:
         raise ImageTooLarge(f"{name}: {image.width} x {image.height} pixels do not fit in memory") from error
     except _BROKEN as error:
@@ -241,8 +240,19 @@ def _from_pillow(image: Image.Image, data: bytes, name: str) -> Picture:
 
 def _is_lossless(family: str, data: bytes) -> bool:
     if family == "WEBP":
-        return b"VP8L" in data[12:64] or (data[12:16] == b"VP8X" and b"VP8 " not in data and b"VP8L" in data)
+        return _is_lossless_webp(data)
     return family not in _STORED_LOSSY
+
+
+def _is_lossless_webp(data: bytes) -> bool:
+    """Whether the first frame is a VP8L chunk (WebP Container Specification)."""
+    at = 12
+    while at + 8 <= len(data):
+        kind, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        if kind in (b"VP8L", b"VP8 "):
+            return kind == b"VP8L"
+        at += 24 if kind == b"ANMF" else 8 + size + size % 2
+    return False
 
 
 def _with_frame_warnings(picture: Picture, opened: Any, header: Header) -> Picture:
@@ -268,8 +278,9 @@ def _from_array(array: np.ndarray, limits: Limits) -> Picture:
 
 
 def _integer_levels(array: np.ndarray) -> np.ndarray:
-    if array.dtype in (np.uint8, np.uint16):
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    native = array.dtype.newbyteorder("=")
+    if native in (np.uint8, np.uint16):
+        return array.astype(native, copy=False)
     if np.issubdtype(array.dtype, np.floating):
         low, high = float(array.min()), float(array.max())
         if low < 0.0 or high > 1.0 or np.isnan(low):

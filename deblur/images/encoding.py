@@ -85,7 +85,7 @@ def encode(picture: Picture, format: str | None = None, quality: int | None = No
     longest = _LONGEST_SIDE.get(family, 2**31)
     if max(picture.width, picture.height) > longest:
         raise OutputError(
-            f"{family} holds at most {longest} px a side, got {picture.width} x {picture.height}; use PNG or TIFF"
+            f"{family} holds at most {longest} px a side, got {picture.width} x {picture.height}; use PNG"
         )
     picture = _fitted(picture, family)
     try:
