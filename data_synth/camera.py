@@ -1,4 +1,4 @@
-"""The camera after the lens: light and stored values, highlights, noise, mosaic, JPEG; all batched tensors."""
+"""The camera after the lens: light and stored values, highlights, noise, mosaic; all on batches."""
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +10,13 @@ _TOE_SLOPE, _TOE_END, _OFFSET, _GAMMA = 12.92, 0.04045, 0.055, 2.4
 
 def to_linear(stored: Tensor) -> Tensor:
     """SRGB values to linear light (IEC 61966-2-1), any shape, [0, 1] -> [0, 1]."""
-    curve = ((stored.clamp_min(0.0) + _OFFSET) / (1.0 + _OFFSET)) ** _GAMMA
+    curve = stored.clamp_min(0.0).add_(_OFFSET).div_(1.0 + _OFFSET).pow_(_GAMMA)
     return torch.where(stored <= _TOE_END, stored / _TOE_SLOPE, curve)
 
 
 def to_stored(linear: Tensor) -> Tensor:
     """Linear light to sRGB values (IEC 61966-2-1), any shape, [0, 1] -> [0, 1]."""
-    curve = (1.0 + _OFFSET) * linear.clamp_min(1e-8) ** (1.0 / _GAMMA) - _OFFSET
+    curve = linear.clamp_min(1e-8).pow_(1.0 / _GAMMA).mul_(1.0 + _OFFSET).sub_(_OFFSET)
     return torch.where(linear <= _TOE_END / _TOE_SLOPE, linear * _TOE_SLOPE, curve)
 
 
@@ -32,7 +32,7 @@ def raise_highlights(linear: Tensor, gain: Tensor, start: float) -> Tensor:
         (B, 3, H, W) float32, above 1 where raised.
     """
     ramp = ((linear.amax(1, keepdim=True) - start) / (1.0 - start)).clamp(0.0, 1.0)
-    return linear * (1.0 + (gain[:, None, None, None] - 1.0) * ramp * ramp)
+    return linear * ramp.square_().mul_(gain[:, None, None, None] - 1.0).add_(1.0)
 
 
 def linear_noise_levels(sigma: Tensor, shot_share: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def add_noise(values: Tensor, shot: Tensor, read: Tensor, noise: Tensor) -> Tens
         (B, C, H, W) float32, not clipped.
     """
     variance = values.clamp_min(0.0) * shot[:, None, None, None] + read[:, None, None, None]
-    return values + variance.sqrt() * noise
+    return variance.sqrt_().mul_(noise).add_(values)
 
 
 def mosaic_sites(height: int, width: int, device: torch.device) -> Tensor:

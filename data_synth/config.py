@@ -54,8 +54,8 @@ class DegradeConfig:
     rotation_strength: tuple[float, float] = (0.2, 1.0)
     subject_share: float = 0.05
     linear_light: bool = True
-    saturation_share: float = 0.3
-    saturation_gain: tuple[float, float] = (1.0, 3.0)
+    saturation_share: float = 0.15
+    saturation_gain: tuple[float, float] = (1.0, 2.5)
     saturation_start: float = 0.8
     noise_share: float = 1.0
     noise_sigma: tuple[float, float] = (0.002, 0.025)
@@ -82,7 +82,9 @@ class DegradeConfig:
                 f"{self.rotation_share} + {self.subject_share}"
             )
         if self.noise_sigma[0] <= 0:
-            raise OptionError(f"noise_sigma: expected values > 0 (noise_share=0 turns noise off), got {self.noise_sigma}")
+            raise OptionError(
+                f"noise_sigma: expected values > 0 (noise_share=0 turns noise off), got {self.noise_sigma}"
+            )
         if not 1 <= self.jpeg_quality[0] <= self.jpeg_quality[1] <= 100:
             raise OptionError(f"jpeg_quality: expected whole numbers in 1..100, got {self.jpeg_quality}")
         if not 0.0 <= self.saturation_start < 1.0:

@@ -120,7 +120,9 @@ class Degrade(torch.nn.Module):
         mode = (choice < config.rotation_share + config.subject_share).long() * _SUBJECT
         mode = torch.where(choice < config.rotation_share, _ROLLING, mode)
         strength = streams.between(config.rotation_strength)
-        gain = torch.where(streams.chance(config.saturation_share), streams.between(config.saturation_gain), 1.0)
+        gain = torch.where(
+            streams.chance(config.saturation_share), streams.between(config.saturation_gain), 1.0
+        )
         noisy, sigma = streams.chance(config.noise_share), streams.log_between(config.noise_sigma)
         shot = streams.between(config.shot_share)
         bayer = streams.chance(config.bayer_share)
@@ -235,9 +237,13 @@ class _NoiseTable(torch.nn.Module):
 
 def _check(sharp: Tensor, extent_px: Tensor | None, seeds: Tensor | None) -> None:
     if sharp.ndim != 4 or sharp.shape[1] != 3 or not sharp.is_floating_point():
-        raise OptionError(f"sharp: expected float (B, 3, H, W) in [0, 1], got {sharp.dtype} {tuple(sharp.shape)}")
+        raise OptionError(
+            f"sharp: expected float (B, 3, H, W) in [0, 1], got {sharp.dtype} {tuple(sharp.shape)}"
+        )
     for name, value in (("extent_px", extent_px), ("seeds", seeds)):
         if value is not None and value.shape != (len(sharp),):
-            raise OptionError(f"{name}: expected shape ({len(sharp)},), one a sample, got {tuple(value.shape)}")
+            raise OptionError(
+                f"{name}: expected shape ({len(sharp)},), one a sample, got {tuple(value.shape)}"
+            )
     if extent_px is not None and len(extent_px) and not bool((extent_px >= 0).all()):
         raise OptionError("extent_px: expected values >= 0")

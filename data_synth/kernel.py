@@ -103,9 +103,7 @@ class KernelBank(torch.nn.Module):
     paths: Tensor
     family: Tensor
 
-    def __init__(
-        self, count: int = 20_000, seed: int = 0, mix: Sequence[float] = (0.4, 0.45, 0.15)
-    ) -> None:
+    def __init__(self, count: int = 20_000, seed: int = 0, mix: Sequence[float] = (0.4, 0.45, 0.15)) -> None:
         super().__init__()
         if count < 1:
             raise OptionError(f"count: expected at least 1 path, got {count}")

@@ -118,7 +118,9 @@ def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor
     )  # (B, frames, 2, 3)
     y = (2.0 * torch.arange(height, device=images.device) + 1.0) / height - 1.0
     x = (2.0 * torch.arange(width, device=images.device) + 1.0) / width - 1.0
-    here = torch.stack([x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width).to(x)], -1)
+    here = torch.stack(
+        [x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width).to(x)], -1
+    )
     here = here.reshape(-1, 3)
     total = torch.zeros_like(images)
     for frame in rows.transpose(2, 3).unbind(1):
@@ -143,8 +145,9 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     # What the subject uncovers was never seen: the surroundings' mean colour stands in for it.
     outside = 1.0 - matte
     around = (images * outside).sum((2, 3), keepdim=True) / outside.sum((2, 3), keepdim=True).clamp_min(1e-3)
-    # At an eighth of the size: only a soft field of colour is wanted, and full-size means cost more than blur.
-    small = F.interpolate(torch.cat([images * outside, outside], 1), scale_factor=0.125, mode="area")
+    # At an eighth of the size: only a soft field of colour is wanted, and full-size means cost too much.
+    small_size = [max(1, side // 8) for side in images.shape[-2:]]
+    small = F.adaptive_avg_pool2d(torch.cat([images * outside, outside], 1), small_size)
     small = F.avg_pool2d(small, 5, 1, 2, count_include_pad=False)
     fill = (small[:, :3] + 0.02 * around) / (small[:, 3:] + 0.02)
     fill = F.interpolate(fill, size=images.shape[-2:], mode="bilinear", align_corners=False)

@@ -69,7 +69,9 @@ def sample_trajectories(seeds: Tensor, mix: Sequence[float] = (0.4, 0.45, 0.15))
         OptionError: The mix is not three non-negative weights with a positive sum.
     """
     if len(mix) != len(FAMILIES) or min(mix) < 0 or sum(mix) <= 0:
-        raise OptionError(f"mix: expected {len(FAMILIES)} weights >= 0 with a sum > 0 for {FAMILIES}, got {mix}")
+        raise OptionError(
+            f"mix: expected {len(FAMILIES)} weights >= 0 with a sum > 0 for {FAMILIES}, got {mix}"
+        )
     parts = [_sample_chunk(chunk, mix) for chunk in torch.split(seeds, _CHUNK)]
     return Trajectories(
         paths=torch.cat([p.paths for p in parts]),
