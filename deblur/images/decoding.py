@@ -86,13 +86,14 @@ def probe(source: bytes | str | Path, limits: Limits | None = None) -> Header:
     return _checked_header(_open(data, name), name, limits or Limits())
 
 
-def decode(source: Source, limits: Limits | None = None) -> Picture:
+def decode(source: Source, limits: Limits | None = None, name: str | None = None) -> Picture:
     """Decodes any picture that is read here.
 
     Args:
         source: File content, path, Pillow image, or array (H, W), (H, W, 1), (H, W, 2), (H, W, 3) or (H, W,
             4): grey, grey and alpha, RGB, RGBA; uint8, uint16, or float in [0, 1] (kept with 16 bits).
         limits: What to refuse before decoding; the defaults of `Limits` when None.
+        name: What messages call the picture; by default its path, or "picture".
 
     Returns:
         The picture, upright.
@@ -107,11 +108,13 @@ def decode(source: Source, limits: Limits | None = None) -> Picture:
     if isinstance(source, np.ndarray):
         return _from_array(source, limits)
     if isinstance(source, Image.Image):
-        _check(Header(format="PNG", width=source.width, height=source.height), "picture", limits)
-        return _from_pillow(source, b"", "picture")
+        name = name or "picture"
+        _check(Header(format="PNG", width=source.width, height=source.height), name, limits)
+        return _from_pillow(source, b"", name)
     if not isinstance(source, (bytes, bytearray, memoryview, str, Path)):
         raise UnsupportedImage(f"expected bytes, path, Pillow image or array, got {type(source).__name__}")
-    data, name = _content(source, limits)
+    data, called = _content(source, limits)
+    name = name or called
     opened = _open(data, name)
     header = _checked_header(opened, name, limits)
     if isinstance(opened, heif.HeifImage):
