@@ -14,8 +14,12 @@ IMAGE_TYPES = {
     "webp": "image/webp",
     "tiff": "image/tiff",
     "avif": "image/avif",
+    "bmp": "image/bmp",
+    "ppm": "image/x-portable-pixmap",
+    "heif": "image/heif",
 }
-_FORMAT_OF = {media: name for name, media in IMAGE_TYPES.items()} | {"image/jpg": "jpeg"}
+#: Written only for an input of the same family, or when asked for by name: it needs an optional package.
+_BY_NAME_ONLY = "heif"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +84,12 @@ class Answer:
     json: bool
     format: str | None
 
-    def format_for(self, family: str, accept: str | None) -> str:
-        """The picture's format once the input's family (`PNG`, `JPEG`...) is known."""
+    def format_for(self, own: str, accept: str | None) -> str:
+        """The picture's format, once the one that it would keep (`png`, `jpeg`...) is known."""
         if self.format is not None:
             return self.format
-        own = family.lower()
-        ranges = [Range(kind="*", subtype="*", quality=1.0)] if self.json else parse_accept(accept)
-        offered = ([own] if own in IMAGE_TYPES else []) + [name for name in IMAGE_TYPES if name != own]
+        ranges = parse_accept(None if self.json else accept)
+        offered = [own, *(name for name in IMAGE_TYPES if name not in (own, _BY_NAME_ONLY))]
         return max(offered, key=lambda name: _quality_of(IMAGE_TYPES[name], ranges))
 
 
@@ -104,8 +107,7 @@ def negotiate(accept: str | None, wanted: str | None) -> Answer:
     """
     ranges = parse_accept(accept)
     json_quality = _quality_of(JSON, ranges)
-    qualities = {name: _quality_of(media, ranges) for name, media in IMAGE_TYPES.items()}
-    best = max(qualities.values())
+    best = max(_quality_of(media, ranges) for name, media in IMAGE_TYPES.items() if name != _BY_NAME_ONLY)
     if wanted is not None:  # `format` decides the format; `Accept` only between picture and report
         return Answer(json=json_quality > best or (json_quality > 0 and best == 0), format=wanted)
     if max(json_quality, best) <= 0:

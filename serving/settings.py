@@ -27,50 +27,73 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DEBLUR_", env_file=".env", extra="ignore", frozen=True)
 
-    host: str = Field("127.0.0.1", description="Address that `python -m serving` listens on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
+    host: str = Field(default="127.0.0.1", description="Address that `python -m serving` listens on.")
+    port: int = Field(
+        default=8000, ge=0, le=65535, description="Port that it listens on; 0 picks a free one."
+    )
     workers: int = Field(
-        1, ge=1, le=64, description="Processes, each with its own model and queue; one is right for GPUs."
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes, each with its own model and queue; one is right for GPUs.",
     )
 
-    weights: str = Field("default", description="Name of bundled weights, or path of a weights file.")
+    weights: str = Field(default="default", description="Name of bundled weights, or path of a weights file.")
     devices: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("auto",),
+        default=("auto",),
         description="Devices, e.g. `cuda:0,cuda:1`. `auto`: every CUDA device, else MPS, else the CPU.",
     )
     precision: str = Field(
-        "auto", description="The generator's arithmetic: `auto`, `fp32`, `bf16` or `fp16`."
+        default="auto", description="The generator's arithmetic: `auto`, `fp32`, `bf16` or `fp16`."
     )
     on_load_failure: Literal["exit", "stay"] = Field(
-        "exit", description="When the model cannot be loaded: `exit` non-zero, or `stay` with /readyz at 503."
+        default="exit",
+        description="When the model cannot be loaded: `exit` non-zero, or `stay` with /readyz at 503.",
     )
-    warm_up: bool = Field(True, description="Restore one small picture on each device before being ready.")
+    warm_up: bool = Field(
+        default=True, description="Restore one small picture on each device before being ready."
+    )
 
-    max_body_bytes: int = Field(32 * MEBI, ge=1024, description="Largest upload; beyond it 413.")
+    max_body_bytes: int = Field(default=32 * MEBI, ge=1024, description="Largest upload; beyond it 413.")
     max_pixels: int = Field(
-        50_000_000, ge=1, description="Largest picture, all frames summed, from its header; beyond it 422."
+        default=50_000_000,
+        ge=1,
+        description="Largest picture, all frames summed, from its header; beyond it 422.",
     )
-    max_requests: int = Field(256, ge=1, description="Requests being read or worked on; beyond it 503.")
+    max_requests: int = Field(
+        default=256, ge=1, description="Requests being read or worked on; beyond it 503."
+    )
     queue_pixels: int = Field(
-        100_000_000,
+        default=100_000_000,
         ge=1,
         description="Pixels of the pictures being worked on; beyond it 503. A lone picture always gets in.",
     )
-    queue_bytes: int = Field(512 * MEBI, ge=1024, description="Upload bytes held in memory; beyond it 503.")
+    queue_bytes: int = Field(
+        default=512 * MEBI, ge=1024, description="Upload bytes held in memory; beyond it 503."
+    )
     queue_age_s: float = Field(
-        10.0, gt=0, description="Longest wait for the generator; whoever waited longer gets 503."
+        default=10.0, gt=0, description="Longest wait for the generator; whoever waited longer gets 503."
     )
     request_timeout_s: float = Field(
-        60.0, gt=0, description="Deadline of a request from when it is read; then 504."
+        default=60.0, gt=0, description="Deadline of a request from when it is read; then 504."
     )
-    upload_timeout_s: float = Field(30.0, gt=0, description="Longest time to send a body; beyond it 408.")
-    download_timeout_s: float = Field(60.0, gt=0, description="Longest time to take a reply; then cut off.")
+    upload_timeout_s: float = Field(
+        default=30.0, gt=0, description="Longest time to send a body; beyond it 408."
+    )
+    download_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest time to take a reply; then cut off."
+    )
 
     batch_pixels: int = Field(
-        0, ge=0, description="Pixels of one generator batch; 0: one million on CPU, 16 million elsewhere."
+        default=0,
+        ge=0,
+        description="Pixels of one generator batch; 0: one million on CPU, 16 million elsewhere.",
     )
     batch_wait_ms: float = Field(
-        4.0, ge=0, le=1000, description="Longest wait for a batch to fill; a lone request does not wait."
+        default=4.0,
+        ge=0,
+        le=1000,
+        description="Longest wait for a batch to fill; a lone request does not wait.",
     )
     codec_threads: int = Field(
         default_factory=_default_codec_threads,
@@ -80,19 +103,27 @@ class Settings(BaseSettings):
     )
 
     drain_delay_s: float = Field(
-        0.0, ge=0, description="After SIGTERM, time that /readyz answers 503 before the listener closes."
+        default=0.0,
+        ge=0,
+        description="After SIGTERM, time that /readyz answers 503 before the listener closes.",
     )
-    drain_timeout_s: float = Field(60.0, gt=0, description="After that, time for accepted requests to end.")
+    drain_timeout_s: float = Field(
+        default=60.0, gt=0, description="After that, time for accepted requests to end."
+    )
 
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="Keys for POST /deblur (`X-API-Key` or `Authorization: Bearer`); none: open."
+        default=(), description="Keys for POST /deblur (`X-API-Key` or `Authorization: Bearer`); none: open."
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Origins of other sites whose pages may call this; none: CORS is off."
+        default=(), description="Origins of other sites whose pages may call this; none: CORS is off."
     )
-    web: bool = Field(True, description="Serve the web page at `/`.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level to log.")
-    log_format: Literal["json", "text"] = Field("json", description="One JSON object a line, or plain lines.")
+    web: bool = Field(default=True, description="Serve the web page at `/`.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level to log."
+    )
+    log_format: Literal["json", "text"] = Field(
+        default="json", description="One JSON object a line, or plain lines."
+    )
 
     @field_validator("devices", "api_keys", "cors_origins", mode="before")
     @classmethod

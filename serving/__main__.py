@@ -1,0 +1,76 @@
+"""`python -m serving`: the service on uvicorn, set up by the environment; `--settings` prints the table."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import ValidationError
+
+from serving.app import create_app
+from serving.settings import Settings, describe
+
+EXIT_NOT_LOADED = 3
+EXIT_BAD_SETTINGS = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the service until it is told to stop.
+
+    Returns:
+        The exit status: 0 after a graceful stop, 2 for settings that are not valid, 3 when the model could
+        not be loaded or the address is taken.
+    """
+    if arguments:
+        print(describe() if arguments == ["--settings"] else __doc__)
+        return 0 if arguments == ["--settings"] else EXIT_BAD_SETTINGS
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        print(f"settings: {error}", file=sys.stderr)
+        return EXIT_BAD_SETTINGS
+    if settings.workers > 1:
+        return _run_workers(settings)
+    app = create_app(settings)
+    return _run(app, settings)
+
+
+def _run(app: FastAPI, settings: Settings) -> int:
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(settings.drain_timeout_s),
+    )
+    # uvicorn raises the signal again once it has drained, for whoever handled it before: this, so that a
+    # graceful stop ends with status 0 rather than by the signal.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run()
+    return EXIT_NOT_LOADED if app.state.service.fleet.failure is not None else 0
+
+
+def _run_workers(settings: Settings) -> int:
+    """Several processes under uvicorn's supervisor, which replaces one that dies."""
+    uvicorn.run(
+        "serving.app:create_app",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(settings.drain_timeout_s),
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

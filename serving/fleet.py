@@ -1,0 +1,157 @@
+"""The models: one restorer and one owner thread for each device, loaded and warmed up in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serving.batching import BatchReport, Owner, least_loaded
+from serving.errors import Problem
+from serving.settings import Settings
+
+if TYPE_CHECKING:
+    from deblur import Restorer
+
+logger = logging.getLogger("serving.fleet")
+
+_WARM_UP_PX = 128
+_BATCH_PIXELS = {"cpu": 1_000_000}
+_BATCH_PIXELS_ACCELERATOR = 16_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One device's restorer and the thread that owns its generator."""
+
+    device: str
+    restorer: Restorer
+    owner: Owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What callers are told about the weights."""
+
+    name: str
+    sha256: str
+
+    @property
+    def version(self) -> str:
+        """`name@first twelve digits of the hash`: the value of `X-Model-Version`."""
+        return f"{self.name}@{self.sha256[:12]}"
+
+
+class Fleet:
+    """All replicas, and whether they are ready.
+
+    Args:
+        settings: weights, devices, precision and batching.
+        expected: how many requests are inside the service.
+        on_batch: called after every batch, on an owner thread.
+    """
+
+    def __init__(
+        self, settings: Settings, *, expected: Callable[[], int], on_batch: Callable[[BatchReport], None]
+    ) -> None:
+        self._settings = settings
+        self._expected = expected
+        self._on_batch = on_batch
+        self.replicas: list[Replica] = []
+        self.model: Model | None = None
+        self.ready = False
+        self.failure: Exception | None = None
+
+    def load(self) -> None:
+        """Loads, verifies and warms up every replica; blocks for seconds, so it runs on a thread.
+
+        Raises:
+            DeblurError: the weights are absent or damaged, or a device is not there.
+        """
+        begun = time.monotonic()
+        for device in device_names(self._settings.devices):
+            self._add(device)
+        if self._settings.warm_up:
+            for replica in self.replicas:
+                replica.restorer.restore(_warm_up_picture(), mode="whole")
+        self.ready = True
+        logger.info(
+            "ready",
+            extra={
+                "model": self.require_model().version,
+                "devices": [r.device for r in self.replicas],
+                "seconds": round(time.monotonic() - begun, 2),
+            },
+        )
+
+    def _add(self, device: str) -> None:
+        import deblur
+
+        restorer = deblur.load(self._settings.weights, device=device, precision=self._settings.precision)
+        bound = self._settings.batch_pixels or _BATCH_PIXELS.get(
+            device.split(":")[0], _BATCH_PIXELS_ACCELERATOR
+        )
+        owner = Owner(
+            restorer,
+            max_pixels=bound,
+            wait_s=self._settings.batch_wait_ms / 1000,
+            max_age_s=self._settings.queue_age_s,
+            expected=self._expected,
+            on_batch=self._on_batch,
+            name=f"generator-{len(self.replicas)}-{device}",
+        )
+        self.replicas.append(Replica(device=device, restorer=restorer, owner=owner))
+        self.model = Model(name=restorer.weights.name, sha256=restorer.weights.sha256)
+
+    def require_model(self) -> Model:
+        """The model; raises Problem 503 before it is loaded."""
+        if self.model is None:
+            raise self.not_ready()
+        return self.model
+
+    def not_ready(self) -> Problem:
+        """Why not, as a 503."""
+        if self.failure is not None:
+            return Problem("not-ready", f"The model could not be loaded: {self.failure}")
+        return Problem("not-ready", "The model is being loaded and warmed up.", retry_after_s=2)
+
+    def choose(self) -> Replica:
+        """The least-loaded replica; raises Problem 503 when none is ready."""
+        if not self.ready:
+            raise self.not_ready()
+        owner = least_loaded([replica.owner for replica in self.replicas])
+        return next(replica for replica in self.replicas if replica.owner is owner)
+
+    def oldest_wait_s(self) -> float:
+        """How long the longest waiting work has waited for its generator, in seconds."""
+        return max((replica.owner.oldest_wait_s() for replica in self.replicas), default=0.0)
+
+    def waiting(self) -> int:
+        """Tensors that wait for a generator."""
+        return sum(replica.owner.waiting() for replica in self.replicas)
+
+    def close(self) -> None:
+        """Ends the owner threads."""
+        self.ready = False
+        for replica in self.replicas:
+            replica.owner.close()
+
+
+def device_names(wanted: Sequence[str]) -> list[str]:
+    """The devices to use, `auto` resolved: every CUDA device, else MPS, else the CPU."""
+    if tuple(wanted) != ("auto",):
+        return list(wanted)
+    import torch
+
+    if torch.cuda.is_available():
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return ["mps" if torch.backends.mps.is_available() else "cpu"]
+
+
+def _warm_up_picture() -> np.ndarray:
+    ramp = np.linspace(40, 215, _WARM_UP_PX, dtype=np.uint8)
+    return np.stack([np.broadcast_to(ramp, (_WARM_UP_PX, _WARM_UP_PX))] * 3, axis=-1)
