@@ -146,7 +146,7 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     outside = 1.0 - matte
     around = (images * outside).sum((2, 3), keepdim=True) / outside.sum((2, 3), keepdim=True).clamp_min(1e-3)
     # At an eighth of the size: only a soft field of colour is wanted, and full-size means cost too much.
-    small_size = [max(1, side // 8) for side in images.shape[-2:]]
+    small_size = (max(1, images.shape[2] // 8), max(1, images.shape[3] // 8))
     small = F.adaptive_avg_pool2d(torch.cat([images * outside, outside], 1), small_size)
     small = F.avg_pool2d(small, 5, 1, 2, count_include_pad=False)
     fill = (small[:, :3] + 0.02 * around) / (small[:, 3:] + 0.02)
