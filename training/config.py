@@ -222,6 +222,8 @@ def pixels() -> TrainConfig:
             ),
             Stage(until=1.0, buckets=(dataclasses.replace(celeba, share=0.4), middle, large)),
         ),
+        degrade=dataclasses.replace(default_blur(), rotation_share=0.35, noise_share=0.95),
+        optimizer=OptimizerConfig(learning_rate=1.5e-3),
         minutes=60.0,
     )
 
