@@ -13,7 +13,7 @@ Depth: 16-bit PNG, TIFF and PPM are read and written with 16 bits. JPEG, WebP, A
 Importing this package does not import torch.
 """
 
-from deblur.images.decoding import Header, decode, probe
+from deblur.images.decoding import Header, decode, probe, read_file
 from deblur.images.encoding import encode, like, output_format
 from deblur.images.picture import Limits, Picture, to_levels, to_tensor
 
@@ -26,6 +26,7 @@ __all__ = [
     "like",
     "output_format",
     "probe",
+    "read_file",
     "to_levels",
     "to_tensor",
 ]

@@ -72,17 +72,19 @@ class Header:
     frames: int = 1
 
 
-def probe(source: bytes | str | Path, limits: Limits | None = None) -> Header:
+def probe(source: bytes | str | Path, limits: Limits | None = None, name: str | None = None) -> Header:
     """Reads the header alone and checks it against the limits; no pixel is decoded.
 
     Args:
         source: File content or path.
         limits: What to refuse; the defaults of `Limits` when None.
+        name: What messages call the picture; by default its path, or "picture".
 
     Raises:
         ImageError: As in `decode`.
     """
-    data, name = _content(source, limits or Limits())
+    data, called = _content(source, limits or Limits())
+    name = name or called
     return _checked_header(_open(data, name), name, limits or Limits())
 
 
@@ -125,14 +127,21 @@ def decode(source: Source, limits: Limits | None = None, name: str | None = None
 
 def _content(source: Any, limits: Limits) -> tuple[bytes, str]:
     if isinstance(source, (str, Path)):
-        return _file_content(Path(source), limits), str(source)
+        return read_file(Path(source), limits), str(source)
     data = bytes(source)
     if len(data) > limits.max_bytes:
         raise ImageTooLarge(f"picture: {len(data)} bytes, at most {limits.max_bytes} are allowed")
     return data, "picture"
 
 
-def _file_content(path: Path, limits: Limits) -> bytes:
+def read_file(path: Path, limits: Limits | None = None) -> bytes:
+    """The content of a file, at most `limits.max_bytes` of it read.
+
+    Raises:
+        ImageTooLarge: The file is larger.
+        ImageError: It cannot be read; says why.
+    """
+    limits = limits or Limits()
     try:
         if path.is_dir():
             raise UnsupportedImage(f"{path}: expected a picture file, got a folder")
