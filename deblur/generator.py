@@ -9,6 +9,7 @@ Both take and return RGB in [0, 1], any height and width; what comes out is not 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -69,7 +70,8 @@ class GeneratorConfig:
             OptionError: a key is unknown or a value does not fit.
         """
         try:
-            return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+            plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            return cls(**plain)
         except TypeError as error:
             raise OptionError(f"generator config: {error}; got {values}") from error
 
@@ -102,10 +104,9 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     while height % multiple or width % multiple:
         bottom = min(-height % multiple, max(height - 1, 0))
         right = min(-width % multiple, max(width - 1, 0))
-        if (height == 1 and height % multiple) or (width == 1 and width % multiple):
-            x = F.pad(x, (0, -width % multiple if width == 1 else right, 0, -height % multiple if height == 1 else bottom), "replicate")
-        else:
-            x = F.pad(x, (0, right, 0, bottom), "reflect")
+        if bottom == 0 and right == 0:  # only sides of one pixel are left, which have nothing to reflect
+            return F.pad(x, (0, -width % multiple, 0, -height % multiple), "replicate")
+        x = F.pad(x, (0, right, 0, bottom), "reflect")
         height, width = x.shape[-2:]
     return x
 
@@ -118,7 +119,8 @@ class ChannelNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
         y = F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias, 1e-6)
         return y.permute(0, 3, 1, 2)
 
@@ -136,9 +138,11 @@ class GatedBlock(nn.Module):
         self.project = nn.Conv2d(channels, channels, 3, padding=1)
         self.scale = nn.Parameter(torch.zeros(channels, 1, 1))
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
         a, b = self.expand(self.norm(x)).chunk(2, dim=1)
         # Scaling the weights equals scaling the output, without a pass over the picture (or a cast to float32).
+        assert self.project.bias is not None
         weight, bias = self.scale[..., None] * self.project.weight, self.scale.flatten() * self.project.bias
         return x + F.conv2d(a * b, weight, bias, padding=1)
 
@@ -160,11 +164,9 @@ class GatedUNet(nn.Module):
         widths, factor = config.widths, config.stem
         self.stem = nn.Conv2d(3 * factor**2, widths[0], 3, padding=1)
         self.encoders = nn.ModuleList(_stage(w, n) for w, n in zip(widths, config.down, strict=True))
-        self.shrink = nn.ModuleList(nn.Conv2d(a, b, 2, 2) for a, b in zip(widths, widths[1:], strict=False))
+        self.shrink = nn.ModuleList(nn.Conv2d(a, b, 2, 2) for a, b in itertools.pairwise(widths))
         coarse_first = widths[::-1]
-        self.grow = nn.ModuleList(
-            nn.Conv2d(a, 4 * b, 1) for a, b in zip(coarse_first, coarse_first[1:], strict=False)
-        )
+        self.grow = nn.ModuleList(nn.Conv2d(a, 4 * b, 1) for a, b in itertools.pairwise(coarse_first))
         self.decoders = nn.ModuleList(_stage(w, n) for w, n in zip(coarse_first[1:], config.up, strict=True))
         self.head = nn.Conv2d(widths[0], 3 * factor**2, 3, padding=1)
         nn.init.zeros_(self.head.weight)
@@ -198,13 +200,12 @@ class ResidualBlock(nn.Module):
             *_conv_norm(channels, channels), nn.ReLU(inplace=True), *_conv_norm(channels, channels)
         )
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
         return x + self.body(x)
 
 
-def _conv_norm(
-    inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1
-) -> Sequence[nn.Module]:
+def _conv_norm(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> Sequence[nn.Module]:
     return (
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, padding_mode="reflect"),
         nn.InstanceNorm2d(outputs),

@@ -67,9 +67,7 @@ def load_weights(name_or_path: str | os.PathLike[str] = "default") -> Weights:
         return _load(Path(text), Path(text).stem, None)
     known = bundled()
     if text not in known:
-        raise OptionError(
-            f"weights {text!r}: expected one of {', '.join(known)}, or a path to a .safetensors file"
-        )
+        raise OptionError(f"weights {text!r}: expected one of {', '.join(known)}, or a path to a .safetensors file")
     entry = known[text]
     return _load(ASSETS / entry["file"], text, entry["sha256"])
 
@@ -110,7 +108,13 @@ def _load(path: Path, name: str, expected: str | None) -> Weights:
     config = generators.GeneratorConfig.from_dict(metadata["generator"])
     generator = generators.build(config)
     _fill(generator, content, path)
-    return Weights(generator=generator.eval().requires_grad_(False), name=name, path=path, sha256=digest, metadata=metadata)
+    return Weights(
+        generator=generator.eval().requires_grad_(False),
+        name=name,
+        path=path,
+        sha256=digest,
+        metadata=metadata,
+    )
 
 
 def _read(path: Path, expected: str | None) -> bytes:

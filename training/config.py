@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data_synth import DegradeConfig
+from data_synth import DegradeConfig, shen2018
 from data_synth import default as default_blur
-from data_synth import shen2018
 from deblur.errors import OptionError
 from deblur.generator import GeneratorConfig, gated, resnet
 

@@ -82,7 +82,9 @@ class FaceStore:
             found = self._get((index + shift) % len(self.files))
             if found is not None:
                 return found
-        raise DataError(f"faces: none of {len(self.files)} pictures could be decoded; the first: {next(iter(self.bad.items()))}")
+        raise DataError(
+            f"faces: none of {len(self.files)} pictures could be decoded; the first: {next(iter(self.bad.items()))}"
+        )
 
     def _get(self, index: int) -> np.ndarray | None:
         kept = self._kept.get(index)
@@ -117,7 +119,13 @@ class CropSampler:
     """
 
     def __init__(
-        self, stores: Sequence[FaceStore], weights: Sequence[float], *, seed: int, rank: int = 0, world: int = 1
+        self,
+        stores: Sequence[FaceStore],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
     ):
         self.stores = list(stores)
         self.seed, self.rank, self.world = seed, rank, world

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Ema:
@@ -29,7 +29,8 @@ class Ema:
         """Moves the average towards a module's weights."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
-        averaged, current = list(self.module.parameters()), list(module.parameters())
+        averaged: list[Tensor] = list(self.module.parameters())
+        current: list[Tensor] = list(module.parameters())
         torch._foreach_lerp_(averaged, current, 1 - decay)
         for kept, new in zip(self.module.buffers(), module.buffers(), strict=True):
             kept.copy_(new)

@@ -67,7 +67,9 @@ class PerceptualLoss(nn.Module):
         wanted = self.features.state_dict()
         absent = [k for k in wanted if f"features.{k}" not in state]
         if absent:
-            raise DataError(f"perceptual weights {weights or net}: layer features.{absent[0]} is absent; expected {net}")
+            raise DataError(
+                f"perceptual weights {weights or net}: layer features.{absent[0]} is absent; expected {net}"
+            )
         self.features.load_state_dict({k: state[f"features.{k}"].float() for k in wanted})
 
     def forward(self, restored: Tensor, sharp: Tensor) -> Tensor:
@@ -191,7 +193,10 @@ class GeneratorLoss(nn.Module):
         self.perceptual: PerceptualLoss | None = None
         if config.perceptual_weight > 0:
             self.perceptual = PerceptualLoss(
-                config.perceptual_net, config.perceptual_layers, config.perceptual_distance, perceptual_weights
+                config.perceptual_net,
+                config.perceptual_layers,
+                config.perceptual_distance,
+                perceptual_weights,
             )
 
     def forward(self, restored: Tensor, sharp: Tensor) -> dict[str, Tensor]:

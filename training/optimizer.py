@@ -17,7 +17,10 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rate: float) -> 
         return Muon(module.parameters(), config)
     decayed = [p for p in module.parameters() if p.ndim > 1 and min(p.shape[:2]) > 1]
     plain = [p for p in module.parameters() if not (p.ndim > 1 and min(p.shape[:2]) > 1)]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
     return kind(groups, lr=rate, betas=config.betas, fused=True)
 

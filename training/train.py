@@ -37,7 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Command line to options."""
     parser = argparse.ArgumentParser(prog="train", description=__doc__)
-    parser.add_argument("--data", nargs="+", required=True, metavar="FACES[=WEIGHT]", help="CelebA root, folder, zip or tar of sharp faces; a weight draws its pictures more often")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="FACES[=WEIGHT]",
+        help="CelebA root, folder, zip or tar of sharp faces; a weight draws its pictures more often",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="the run's folder")
     parser.add_argument("--recipe", choices=sorted(RECIPES), default="fast")
     parser.add_argument("--config", type=Path, help="start from a run's config.json instead of a recipe")
@@ -70,8 +76,18 @@ def train(options: argparse.Namespace) -> int:
         path, _, weight = item.partition("=")
         stores.append(FaceStore(list_faces(Path(path)), config.cache_mib // len(options.data)))
         weights.append(float(weight or 1))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else torch.device(options.device)
-    trainer = Trainer(config, CropSampler(stores, weights, seed=config.seed), options.out, device, options.perceptual_weights)
+    device = (
+        torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if options.device == "auto"
+        else torch.device(options.device)
+    )
+    trainer = Trainer(
+        config,
+        CropSampler(stores, weights, seed=config.seed),
+        options.out,
+        device,
+        options.perceptual_weights,
+    )
     if options.init:
         trainer.start_from(load_weights(options.init).generator)
     if options.resume and not trainer.resume():
@@ -84,7 +100,13 @@ def train(options: argparse.Namespace) -> int:
             sums[k] = sums.get(k, 0.0) + v
         if trainer.step % config.log_every == 0:
             entry = {k: round(v / count, 5) for k, v in sums.items()}
-            entry |= {"step": trainer.step, "seen": trainer.seen, "elapsed": round(trainer.elapsed, 1), "progress": round(trainer.progress, 4), "wall": round(time.monotonic() - shown, 2)}
+            entry |= {
+                "step": trainer.step,
+                "seen": trainer.seen,
+                "elapsed": round(trainer.elapsed, 1),
+                "progress": round(trainer.progress, 4),
+                "wall": round(time.monotonic() - shown, 2),
+            }
             append_log(options.out / "log.jsonl", entry)
             sums, count, shown = {}, 0, time.monotonic()
         if time.monotonic() - saved > config.checkpoint_minutes * 60 or stop:

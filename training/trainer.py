@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from data_synth import Degrade
+from deblur.devices import resolve_precision
 from deblur.errors import DataError
 from deblur.generator import build
 from training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -58,7 +59,7 @@ class Trainer:
                 self.discriminator.parameters(), lr=config.optimizer.discriminator_rate, betas=(0.5, 0.99)
             )
         self.forward = torch.compile(self.generator) if config.compile else self.generator
-        self.precision = resolve_precision(config.precision, device)
+        self.dtype = resolve_precision(config.precision, device)
         self.step, self.elapsed, self.skipped, self.bad_in_row = 0, 0.0, 0, 0
         self.seen = 0
 
@@ -118,7 +119,11 @@ class Trainer:
                 on_restored = self.discriminator(restored)
                 on_sharp = self.discriminator(sharp) if config.adversarial == "ralsgan" else on_restored
             self.discriminator.requires_grad_(True)
-            term = adversarial_loss(config.adversarial, on_restored.float(), on_sharp.float().detach() if on_sharp is not on_restored else on_sharp.float())
+            term = adversarial_loss(
+                config.adversarial,
+                on_restored.float(),
+                on_sharp.float().detach() if on_sharp is not on_restored else on_sharp.float(),
+            )
             terms["adversarial"] = config.adversarial_weight * term
         return terms
 
@@ -137,7 +142,11 @@ class Trainer:
             if torch.isfinite(loss):
                 loss.backward()
                 self.d_optimizer.step()
-        return {"discriminator": loss.detach(), "d_sharp": on_sharp.mean().detach(), "d_restored": on_restored.mean().detach()}
+        return {
+            "discriminator": loss.detach(),
+            "d_sharp": on_sharp.mean().detach(),
+            "d_restored": on_restored.mean().detach(),
+        }
 
     def _update(self, total: Tensor) -> bool:
         self.optimizer.zero_grad(set_to_none=True)
@@ -162,10 +171,7 @@ class Trainer:
             )
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
-        return torch.autocast(self.device.type, dtype)
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def save(self) -> Path:
         """Writes a checkpoint."""
@@ -205,18 +211,6 @@ class Trainer:
         """Takes the weights of a generator of the same config (a warm start)."""
         self.generator.load_state_dict(generator.state_dict())
         self.ema = Ema(self.generator, self.config.ema_decay)
-
-
-def resolve_precision(wanted: str, device: torch.device) -> str:
-    """`auto` as one of `fp32`, `bf16`, `fp16`: what the device multiplies fast."""
-    if wanted != "auto":
-        return wanted
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-    if device.type == "cpu":
-        known = torch.cpu.get_capabilities()
-        return "bf16" if known.get("amx_bf16") or known.get("avx512_bf16") or known.get("amx_tile") else "fp32"
-    return "fp32"
 
 
 def append_log(path: Path, entry: dict[str, Any]) -> None:

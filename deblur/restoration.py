@@ -1,0 +1,449 @@
+"""Restoration of a picture: detect -> crop -> generate -> judge -> lay back.
+
+The steps can be called one by one (`plan`, `generate`, `finish`), so that callers with many pictures put the faces of
+all of them into one batch; `restore` is the three in a row.
+
+Do no harm: a face is left as it was, and the result says why, when it is sharp already or when the detector,
+the landmarks or the colours say that its restoration would be worse.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deblur.blur import estimate_extents
+from deblur.devices import resolve_device, resolve_precision
+from deblur.errors import OptionError, OutOfMemory
+from deblur.faces import Face, FaceDetector, match_faces
+from deblur.harm import Limits as HarmLimits
+from deblur.harm import harm_done
+from deblur.images import Picture, decode, like
+from deblur.images.picture import Source
+from deblur.regions import Region, face_region, feather, lay_back, region_input, tiles, without_overlap
+from deblur.weights import Weights, load_weights
+
+MODES = ("auto", "faces", "whole")
+DETECTION_THRESHOLD = 0.9  # the frozen setting of the quality metric
+PIXELS_A_BATCH = 1 << 20
+LONGEST_EXTENT_PX = 48.0  # at the working scale: what the generator is trained on at 128 px
+SAME_FACE_IOU = 0.3  # a restored face's box may grow or shrink a little
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaceResult:
+    """What became of one face.
+
+    Attributes:
+        before: the face in the picture given; None where it was found only after restoration.
+        after: the face in the picture returned; None where the detector no longer finds it.
+        kept_original: why the face was left as it was; None where it was restored.
+        extent_px: estimated blur extent in px of the picture; None where it could not be told.
+    """
+
+    before: Face | None
+    after: Face | None
+    kept_original: str | None = None
+    extent_px: float | None = None
+
+    @property
+    def restored(self) -> bool:
+        """Whether the face was changed."""
+        return self.kept_original is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """The result of restoring one picture.
+
+    Attributes:
+        image: the restored picture, of the kind that was given.
+        picture: the same with all that was kept of the file.
+        mode: what was done: `faces`, `whole`, or `none` where the picture was left as it was.
+        faces: each face before and after.
+        kept_original: why the whole picture was left as it was; None where something was restored.
+        timings: seconds by step: detect, generate, finish.
+        weights: name and sha256 of the weights.
+    """
+
+    image: Any
+    picture: Picture
+    mode: str
+    faces: tuple[FaceResult, ...]
+    kept_original: str | None
+    timings: dict[str, float]
+    weights: dict[str, str]
+
+    @property
+    def changed(self) -> bool:
+        """Whether any pixel may differ from what was given."""
+        return self.mode != "none"
+
+    @property
+    def faces_before(self) -> list[Face]:
+        """Faces found in the picture given."""
+        return [f.before for f in self.faces if f.before is not None]
+
+    @property
+    def faces_after(self) -> list[Face]:
+        """Faces found in the picture returned."""
+        return [f.after for f in self.faces if f.after is not None]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """All but the pixels, as plain JSON values."""
+        return {
+            "mode": self.mode,
+            "kept_original": self.kept_original,
+            "size": [self.picture.width, self.picture.height],
+            "faces_before": len(self.faces_before),
+            "faces_after": len(self.faces_after),
+            "faces": [
+                {
+                    "before": face_to_dict(f.before),
+                    "after": face_to_dict(f.after),
+                    "kept_original": f.kept_original,
+                    "extent_px": None if f.extent_px is None else round(f.extent_px, 1),
+                }
+                for f in self.faces
+            ],
+            "timings": {k: round(v, 4) for k, v in self.timings.items()},
+            "weights": self.weights,
+            "warnings": list(self.picture.warnings),
+        }
+
+
+def face_to_dict(face: Face | None) -> dict[str, Any] | None:
+    """A face as plain JSON values: `box`, `score`, `landmarks`."""
+    if face is None:
+        return None
+    return {
+        "box": [round(v, 2) for v in face.box],
+        "score": round(face.score, 5),
+        "landmarks": [[round(x, 2), round(y, 2)] for x, y in face.landmarks],
+    }
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What is to be done to one picture.
+
+    Attributes:
+        picture: the picture given.
+        mode: `faces`, `whole` or `none`.
+        strict: whether a whole picture is restored even where no face is found afterwards (mode `whole`).
+        faces: faces found.
+        extents_px: estimated blur extent of each face, px.
+        kept: why a face is left as it was, by its index.
+        regions: where the generator works.
+        timings: seconds by step.
+    """
+
+    picture: Picture
+    mode: str
+    strict: bool = False
+    faces: list[Face] = field(default_factory=list)
+    extents_px: list[float] = field(default_factory=list)
+    kept: dict[int, str] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        """One (3, h, w) float32 tensor a region, cut when it is asked for."""
+        return _Inputs(self.picture, self.regions)
+
+
+class _Inputs(Sequence[Tensor]):
+    def __init__(self, picture: Picture, regions: Sequence[Region]):
+        self._picture, self._regions = picture, regions
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return region_input(self._picture, self._regions[index])
+
+
+class Restorer:
+    """Holds a generator and a detector; restores pictures. Safe to share between threads on one device.
+
+    Args:
+        weights: loaded weights.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        precision: `auto`, `fp32`, `bf16` or `fp16`.
+        detector: a detector of one's own.
+        harm: limits beyond which a face is left as it was.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        device: str | torch.device = "auto",
+        precision: str = "auto",
+        detector: FaceDetector | None = None,
+        harm: HarmLimits | None = None,
+    ):
+        self.device = resolve_device(device)
+        self.dtype = resolve_precision(precision, self.device)
+        self.weights = weights
+        self.generator = weights.generator.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.detector = detector or FaceDetector(self.device, DETECTION_THRESHOLD)
+        self.harm = harm or HarmLimits()
+
+    def restore(self, image: Source, *, mode: str = "auto") -> Restoration:
+        """Restores one picture.
+
+        Args:
+            image: path, file content, PIL image, or (H, W), (H, W, 3) or (H, W, 4) uint8 or uint16 array, RGB.
+            mode: `faces` restores the faces found and nothing else; `whole` the whole picture; `auto` the faces, or
+                where none is found the whole picture, and then looks again.
+
+        Returns:
+            The result; its `image` is of the kind given (a path gives a PIL image).
+
+        Raises:
+            ImageError: the picture cannot be used.
+            OptionError: the mode is not known.
+            OutOfMemory: even one input does not fit the device.
+        """
+        picture = decode(image)
+        plan = self.plan(picture, mode)
+        started = time.perf_counter()
+        result = self.finish(plan, self.stream(plan.inputs), image)
+        result.timings["generate+finish"] = time.perf_counter() - started
+        return result
+
+    def plan(self, picture: Picture, mode: str = "auto") -> Plan:
+        """Finds faces and decides where the generator works.
+
+        Raises:
+            OptionError: the mode is not known.
+        """
+        if mode not in MODES:
+            raise OptionError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+        started = time.perf_counter()
+        plan = Plan(picture=picture, mode="none", strict=mode == "whole")
+        plan.faces = self.detector.detect(picture.levels)
+        plan.extents_px = estimate_extents([picture.levels] * len(plan.faces), [f.box for f in plan.faces])
+        if mode == "whole" or (mode == "auto" and not plan.faces):
+            plan.mode = "whole"
+            plan.regions = list(tiles(picture.height, picture.width))
+        else:
+            self._plan_faces(plan)
+        plan.timings["detect"] = time.perf_counter() - started
+        return plan
+
+    def _plan_faces(self, plan: Plan) -> None:
+        height, width = plan.picture.height, plan.picture.width
+        for index, (face, extent) in enumerate(zip(plan.faces, plan.extents_px, strict=True)):
+            if extent < self.harm.least_extent * face.width_px:
+                plan.kept[index] = "sharp"
+                continue
+            plan.regions.append(face_region(face, index, height, width, _working_scale(extent)))
+        plan.mode = "faces" if plan.regions else "none"
+
+    def generate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Runs the generator; inputs of one size share a batch.
+
+        Args:
+            inputs: (3, h, w) float32 tensors in [0, 1].
+
+        Returns:
+            One (3, h, w) float32 CPU tensor each, in order, unclipped.
+
+        Raises:
+            OutOfMemory: even one input does not fit the device.
+        """
+        results: list[Tensor | None] = [None] * len(inputs)
+        by_size: dict[tuple[int, ...], list[int]] = {}
+        for index, given in enumerate(inputs):
+            by_size.setdefault(tuple(given.shape), []).append(index)
+        for (_, height, width), indices in by_size.items():
+            together = max(1, PIXELS_A_BATCH // (height * width))
+            for start in range(0, len(indices), together):
+                chunk = indices[start : start + together]
+                for index, restored in zip(chunk, self._run([inputs[i] for i in chunk]), strict=True):
+                    results[index] = restored
+        return [r for r in results if r is not None]
+
+    def stream(self, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Like `generate`, a few inputs at a time: memory stays bounded however many there are."""
+        pixels, chunk = 0, []
+        for given in inputs:
+            chunk.append(given)
+            pixels += given.shape[1] * given.shape[2]
+            if pixels >= PIXELS_A_BATCH:
+                yield from self.generate(chunk)
+                pixels, chunk = 0, []
+        yield from self.generate(chunk)
+
+    def _run(self, chunk: list[Tensor]) -> list[Tensor]:
+        try:
+            return self._forward(torch.stack(chunk), self.dtype)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if len(chunk) == 1:
+            raise OutOfMemory(f"the device {self.device} has no room for one input of {tuple(chunk[0].shape)}")
+        half = len(chunk) // 2
+        try:
+            return self._forward(torch.stack(chunk[:half]), self.dtype) + self._forward(
+                torch.stack(chunk[half:]), self.dtype
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"the device {self.device} ran out of memory on {len(chunk)} inputs and on half of them"
+            ) from error
+
+    @torch.inference_mode()
+    def _forward(self, batch: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        given = batch.to(self.device, non_blocking=True, memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+            restored = self.generator(given)
+        restored = restored.float().cpu()
+        if dtype != torch.float32 and not torch.isfinite(restored).all():
+            return self._forward(batch, torch.float32)  # never a black picture
+        return list(restored)
+
+    def finish(self, plan: Plan, outputs: Iterable[Tensor], source: Source | None = None) -> Restoration:
+        """Lays back what the generator gave, looks at every face again, and undoes what did harm.
+
+        Args:
+            plan: from `plan`.
+            outputs: one tensor a region, in order; may be an iterator.
+            source: what the result's `image` is to be like; None gives the `Picture`.
+        """
+        started = time.perf_counter()
+        original = plan.picture.levels
+        if plan.mode == "none":
+            faces = [
+                FaceResult(before=f, after=f, kept_original=plan.kept[i], extent_px=plan.extents_px[i])
+                for i, f in enumerate(plan.faces)
+            ]
+            why = "every face is sharp" if plan.faces else "no face was found"
+            return self._result(plan, original, faces, why, source, started)
+        levels = original.copy()
+        if plan.mode == "whole":
+            for region, given, restored in zip(plan.regions, plan.inputs, outputs, strict=True):
+                lay_back(levels, original, region, given, restored, feather(region))
+            return self._finish_whole(plan, levels, source, started)
+        results = self._finish_faces(plan, levels, outputs)
+        untouched = all(not r.restored for r in results)
+        return self._result(plan, levels, results, "no face would have gained" if untouched else None, source, started)
+
+    def _finish_faces(self, plan: Plan, levels: np.ndarray, outputs: Iterable[Tensor]) -> list[FaceResult]:
+        original, after = plan.picture.levels, dict[int, Face | None]()
+        covered: list[tuple[Region, np.ndarray]] = []
+        for region, given, restored in zip(plan.regions, plan.inputs, outputs, strict=True):
+            assert region.face is not None
+            x0, y0, x1, y1 = region.box
+            undo = levels[y0:y1, x0:x1].copy()
+            mask = without_overlap(feather(region), region, covered)
+            lay_back(levels, original, region, given, restored, mask)
+            before, now = plan.faces[region.face], self._look(levels, plan.faces[region.face], region)
+            reason = harm_done(self.harm, before, now, original[y0:y1, x0:x1], levels[y0:y1, x0:x1], mask)
+            if reason:
+                levels[y0:y1, x0:x1] = undo
+                plan.kept[region.face] = reason
+            else:
+                covered.append((region, mask))
+                after[region.face] = now
+        return [
+            FaceResult(
+                before=face,
+                after=face if i in plan.kept else after[i],
+                kept_original=plan.kept.get(i),
+                extent_px=plan.extents_px[i],
+            )
+            for i, face in enumerate(plan.faces)
+        ]
+
+    def _look(self, levels: np.ndarray, face: Face, region: Region) -> Face | None:
+        """The same face in the picture as it is now, looked for in its region alone."""
+        x0, y0, x1, y1 = region.box
+        found = [_moved(f, x0, y0) for f in self.detector.detect(levels[y0:y1, x0:x1])]
+        return match_faces(found, [face], SAME_FACE_IOU)[0][1]
+
+    def _finish_whole(self, plan: Plan, levels: np.ndarray, source: Source | None, started: float) -> Restoration:
+        now = self.detector.detect(levels)
+        pairs = match_faces(now, plan.faces, SAME_FACE_IOU)
+        matched = [after for _, after in pairs if after is not None]
+        faces = [
+            FaceResult(before=before, after=after, extent_px=plan.extents_px[i])
+            for i, (before, after) in enumerate(pairs)
+        ]
+        faces += [FaceResult(before=None, after=f) for f in now if f not in matched]
+        if not faces and not plan.strict:
+            return self._result(plan, plan.picture.levels, [], "no face was found, before or after", source, started)
+        return self._result(plan, levels, faces, None, source, started)
+
+    def _result(
+        self,
+        plan: Plan,
+        levels: np.ndarray,
+        faces: Sequence[FaceResult],
+        kept: str | None,
+        source: Source | None,
+        started: float,
+    ) -> Restoration:
+        picture = plan.picture if levels is plan.picture.levels or kept else plan.picture.with_levels(levels)
+        return Restoration(
+            image=picture if source is None else like(source, picture),
+            picture=picture,
+            mode="none" if kept else plan.mode,
+            faces=tuple(faces),
+            kept_original=kept,
+            timings={**plan.timings, "finish": time.perf_counter() - started},
+            weights={"name": self.weights.name, "sha256": self.weights.sha256},
+        )
+
+
+def load(
+    name_or_path: str | os.PathLike[str] = "default", *, device: str = "auto", precision: str = "auto"
+) -> Restorer:
+    """A restorer with bundled or local weights.
+
+    Args:
+        name_or_path: a bundled name, or a path to a weights file.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        precision: `auto`, `fp32`, `bf16` or `fp16`.
+
+    Raises:
+        WeightsError: the weights are absent or damaged.
+        DeviceError: the device is not there.
+        OptionError: a name is not known.
+    """
+    return Restorer(load_weights(name_or_path), device=device, precision=precision)
+
+
+def _working_scale(extent_px: float) -> float:
+    """How much a region is reduced, so that its blur is no longer than what the generator was trained on."""
+    return max(1.0, extent_px / LONGEST_EXTENT_PX)
+
+
+def _moved(face: Face, x: float, y: float) -> Face:
+    x0, y0, x1, y1 = face.box
+    marks = tuple((a + x, b + y) for a, b in face.landmarks)
+    return Face((x0 + x, y0 + y, x1 + x, y1 + y), face.score, marks)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error)
+    return "out of memory" in text or "can't allocate memory" in text
