@@ -46,10 +46,12 @@ def _quantise(plane: Tensor, table: Tensor) -> Tensor:
     """Plane (B, C, H, W) in -128..127, sides multiples of 8; table (B, 8, 8)."""
     batch, channels, height, width = plane.shape
     matrix = _dct_matrix(plane.device)
-    blocks = plane.reshape(batch, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
-    steps = table[:, None, None, None]
-    coefficients = torch.round(matrix @ blocks @ matrix.T / steps) * steps
-    return (matrix.T @ coefficients @ matrix).transpose(3, 4).reshape(plane.shape)
+    both_axes = torch.kron(matrix, matrix)  # (64, 64): one product a block beats two of 8 x 8
+    blocks = plane.view(batch, channels, height // 8, 8, width // 8, 8).transpose(3, 4).reshape(batch, -1, 64)
+    steps = table.reshape(batch, 1, 64)
+    coefficients = (blocks @ both_axes.T).div_(steps).round_().mul_(steps)
+    blocks = (coefficients @ both_axes).view(batch, channels, height // 8, width // 8, 8, 8)
+    return blocks.transpose(3, 4).reshape(plane.shape)
 
 
 def jpeg(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
@@ -65,19 +67,20 @@ def jpeg(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
     """
     height, width = images.shape[-2:]
     unit = 16 if subsample else 8
-    levels = torch.round(images.clamp(0.0, 1.0) * 255.0)
+    levels = images.clamp(0.0, 1.0).mul_(255.0).round_()
     levels = F.pad(levels, (0, -width % unit, 0, -height % unit), mode="replicate")
     forward = torch.tensor(_TO_YCC, device=images.device)
-    ycc = torch.einsum("dc,bchw->bdhw", forward, levels)
-    luma, chroma = torch.round(ycc[:, :1]) - 128.0, torch.round(ycc[:, 1:])
+    ycc = F.conv2d(levels, forward[:, :, None, None]).round_()
+    luma, chroma = ycc[:, :1] - 128.0, ycc[:, 1:].contiguous()
     tables = _tables(quality)
     if subsample:
         chroma = F.avg_pool2d(chroma, 2)
-    luma = _quantise(luma, tables[:, 0])
-    chroma = _quantise(chroma, tables[:, 1])
+    # A decoder holds whole levels between its steps; rounding them here keeps ours within a level of it.
+    luma = _quantise(luma, tables[:, 0]).add_(128.0).round_().clamp_(0.0, 255.0)
+    chroma = _quantise(chroma, tables[:, 1]).round_().clamp_(-128.0, 127.0)
     if subsample:
         # libjpeg's "fancy" upsampling: a triangle filter, which bilinear interpolation by 2 is.
         chroma = F.interpolate(chroma, scale_factor=2, mode="bilinear", align_corners=False)
     back = torch.linalg.inv(torch.tensor(_TO_YCC, dtype=torch.float64)).float().to(images.device)
-    rgb = torch.einsum("dc,bchw->bdhw", back, torch.cat([luma + 128.0, chroma], 1))
-    return (torch.round(rgb).clamp(0.0, 255.0) / 255.0)[..., :height, :width]
+    rgb = F.conv2d(torch.cat([luma, chroma], 1), back[:, :, None, None])
+    return rgb.round_().clamp_(0.0, 255.0).div_(255.0)[..., :height, :width]

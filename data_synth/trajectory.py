@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from data_synth.streams import Streams
@@ -34,8 +35,10 @@ EXPOSURE = (0.35, 1.0)  # fraction of the path seen by the exposure
 LENGTH_SCALE = (0.15, 1.2)  # of the Gaussian process, in exposures
 FLATNESS = (0.1, 1.0)  # smaller over larger amplitude of the sway: hands rarely sway in circles
 ACCELERATION = (-0.7, 0.7)  # change of speed over a line, relative to its mean speed
-_FEATURES = 12
-_CHUNK = 2048  # rows at a time, bounds the memory of large banks
+_FEATURES = 8
+_MAX_IMPULSES = 4
+_KNOTS = 64  # of a smooth path: linear between them, within 0.1% of its extent
+_CHUNK = 4096  # rows at a time, bounds memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,28 +110,41 @@ def _walk(streams: Streams) -> tuple[Tensor, Tensor]:
     pull, impulses = streams.between(CENTRIPETAL), streams.between(IMPULSES)
     exposure = streams.between(EXPOSURE)
     step = 1.0 / STEPS
+    turns = streams.increments(STEPS).mul_((anxiety * tremor * math.sqrt(step))[:, None])
+    turns_x, turns_y = turns.transpose(1, 2).contiguous()  # (STEPS, n) each
+    recoil_x, recoil_y = _recoils(streams, anxiety * impulses)
+    recall = anxiety * pull * step
     angle = 2.0 * math.pi * streams.uniform()
-    heading = torch.stack([torch.cos(angle), torch.sin(angle)], 1)  # (n, 2), unit vectors
-    turns = streams.normal(STEPS, 2) * (anxiety * tremor * math.sqrt(step))[:, None, None]
-    reverses = streams.uniform(STEPS) < (anxiety * impulses * step)[:, None]
-    swing = math.pi + (streams.uniform(STEPS) - 0.5)  # a reversal, give or take half a radian
-    recoil = torch.where(reverses[..., None], torch.stack([swing.cos(), swing.sin()], -1), 0.0)
-    recall = (anxiety * pull * step)[:, None]
-    position = torch.zeros_like(heading)
-    visited = []
-    for turn, back in zip(turns.unbind(1), recoil.unbind(1), strict=True):
-        kick = torch.stack(
-            [
-                heading[:, 0] * back[:, 0] - heading[:, 1] * back[:, 1],
-                heading[:, 1] * back[:, 0] + heading[:, 0] * back[:, 1],
-            ],
-            1,
+    heading_x, heading_y = angle.cos(), angle.sin()
+    x, y = torch.zeros_like(angle), torch.zeros_like(angle)
+    visited = torch.empty(2, STEPS, len(angle), device=angle.device)
+    for t in range(STEPS):
+        back_x, back_y = recoil_x[t], recoil_y[t]  # complex factor on the heading, 1 where nothing happens
+        kicked = heading_x * back_x - heading_y * back_y
+        heading_y = (
+            (heading_x * back_y).addcmul_(heading_y, back_x).add_(turns_y[t]).addcmul_(recall, y, value=-1)
         )
-        heading = heading + turn - recall * position + 2.0 * kick
-        heading = heading / heading.norm(dim=1, keepdim=True).clamp_min(1e-6)
-        position = position + heading * step
-        visited.append(position)
-    return _expose(torch.stack(visited, 1), exposure), torch.stack([anxiety, tremor, pull, exposure], 1)
+        heading_x = kicked.add_(turns_x[t]).addcmul_(recall, x, value=-1)
+        slow = torch.hypot(heading_x, heading_y).clamp_min_(1e-6)
+        heading_x, heading_y = heading_x.div_(slow), heading_y.div_(slow)
+        x = torch.add(x, heading_x, alpha=step, out=visited[0, t])
+        y = torch.add(y, heading_y, alpha=step, out=visited[1, t])
+    path = _expose(visited.permute(2, 1, 0), exposure)
+    return path, torch.stack([anxiety, tremor, pull, exposure], 1)
+
+
+def _recoils(streams: Streams, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Impulsive shake: factors (STEPS, n) on the heading, real and imaginary, 1 but for a few reversals."""
+    count = len(expected)
+    happens = streams.uniform(_MAX_IMPULSES) < (expected / _MAX_IMPULSES)[:, None]
+    when = (streams.uniform(_MAX_IMPULSES) * STEPS).long()
+    swing = math.pi + (streams.uniform(_MAX_IMPULSES) - 0.5)  # a reversal, give or take half a radian
+    real = torch.ones(count, STEPS, device=expected.device)
+    imaginary = torch.zeros(count, STEPS, device=expected.device)
+    # Added, not set: two impulses at one step add up the same in any order.
+    real.scatter_add_(1, when, torch.where(happens, 2.0 * swing.cos(), 0.0))
+    imaginary.scatter_add_(1, when, torch.where(happens, 2.0 * swing.sin(), 0.0))
+    return real.T.contiguous(), imaginary.T.contiguous()
 
 
 def _expose(paths: Tensor, fraction: Tensor) -> Tensor:
@@ -144,11 +160,14 @@ def _expose(paths: Tensor, fraction: Tensor) -> Tensor:
 def _smooth(streams: Streams) -> tuple[Tensor, Tensor]:
     scale, flatness = streams.log_between(LENGTH_SCALE), streams.between(FLATNESS)
     angle = 2.0 * math.pi * streams.uniform()
-    frequency = streams.normal(2, _FEATURES, 1) / scale[:, None, None, None]  # rad per exposure
-    phase = 2.0 * math.pi * streams.uniform(2, _FEATURES, 1)
-    weight = streams.normal(2, _FEATURES, 1)
-    times = torch.linspace(0, 1, STEPS, device=angle.device)
-    sway = (weight * torch.cos(frequency * times + phase)).sum(2)  # (n, 2, T)
+    frequency = streams.normal(2, _FEATURES) / scale[:, None, None]  # rad per exposure
+    phase = 2.0 * math.pi * streams.uniform(2, _FEATURES)
+    weight = streams.normal(2, _FEATURES)
+    times = torch.linspace(0, 1, _KNOTS, device=angle.device)
+    sway = torch.zeros(len(angle), 2, _KNOTS, device=angle.device)
+    for f, p, w in zip(frequency.unbind(2), phase.unbind(2), weight.unbind(2), strict=True):
+        sway += (f[..., None] * times).add_(p[..., None]).cos_().mul_(w[..., None])
+    sway = F.interpolate(sway, size=STEPS, mode="linear", align_corners=True)
     along, across = sway[:, 0], sway[:, 1] * flatness[:, None]
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     path = torch.stack([cos * along - sin * across, sin * along + cos * across], -1)
