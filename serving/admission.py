@@ -91,9 +91,7 @@ class Admission:
         on_reject: called with the reason of every refusal: requests, bytes, pixels, age or draining.
     """
 
-    def __init__(
-        self, bounds: Bounds, *, oldest_wait_s: Callable[[], float], on_reject: Callable[[str], None]
-    ) -> None:
+    def __init__(self, bounds: Bounds, *, oldest_wait_s: Callable[[], float], on_reject: Callable[[str], None]) -> None:
         self.bounds = bounds
         self.draining = False
         self.requests = 0
@@ -157,9 +155,7 @@ class Admission:
         """A 503 that says when to come back; counted under its reason."""
         self._on_reject(reason)
         wait = self.retry_after_s()
-        return Problem(
-            "queue-full", f"The service is busy: {detail}; try again in {wait} s.", retry_after_s=wait
-        )
+        return Problem("queue-full", f"The service is busy: {detail}; try again in {wait} s.", retry_after_s=wait)
 
     def retry_after_s(self) -> int:
         """When about half of what is inside will be done, at the rate of late; 1 to 60 s."""

@@ -257,18 +257,14 @@ class Owner:
         self._pixels_per_s += 0.2 * (pixels / max(elapsed, 1e-6) - self._pixels_per_s)
         self._bound = min(self._max_pixels, self._bound * _RECOVERY)
         requests = len({id(item.work) for item in batch})
-        self._on_batch(
-            BatchReport(items=len(batch), requests=requests, pixels=pixels, infer_s=elapsed, waits_s=waits)
-        )
+        self._on_batch(BatchReport(items=len(batch), requests=requests, pixels=pixels, infer_s=elapsed, waits_s=waits))
 
     def _isolate(self, batch: list[_Item], error: Exception) -> None:
         """A batch failed: out of memory fails all of it, anything else only the request that causes it."""
         works = {id(item.work): item.work for item in batch}
         if isinstance(error, OutOfMemory):
             self._bound = max(1.0, min(self._bound, sum(_pixels(item.tensor) for item in batch)) / 2)
-            logger.warning(
-                "out of memory", extra={"batch": len(batch), "next_batch_pixels": int(self._bound)}
-            )
+            logger.warning("out of memory", extra={"batch": len(batch), "next_batch_pixels": int(self._bound)})
         if isinstance(error, OutOfMemory) or len(works) == 1:
             for work in works.values():
                 work.settle(error)

@@ -20,7 +20,7 @@ _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONFIDENCE = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 STAGES = ("read", "decode", "detect", "wait", "infer", "finish", "encode")
 #: Reasons that a face is left as it was are free text in the library; a label has to stay short.
-_NOT_LABEL = re.compile(r"[^a-z0-9]+")
+_NOT_LABEL = re.compile(r"[^a-z]+")
 
 
 class Metrics:
@@ -38,12 +38,8 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"deblur_{name}", text, labels, registry=registry, multiprocess_mode="livesum")
 
-        self.requests = counter(
-            "requests", "Requests by route, method and status code", "route", "method", "code"
-        )
-        self.duration = histogram(
-            "request_seconds", "Time from headers to the last byte sent", _SECONDS, "route"
-        )
+        self.requests = counter("requests", "Requests by route, method and status code", "route", "method", "code")
+        self.duration = histogram("request_seconds", "Time from headers to the last byte sent", _SECONDS, "route")
         self.rejected = counter("rejected", "Requests refused or dropped, by reason", "reason")
         self.stage = histogram("stage_seconds", "Time in each stage of a restoration", _SECONDS, "stage")
         self.batch_items = histogram("batch_items", "Faces or tiles in a generator batch", _BATCH)
@@ -60,7 +56,7 @@ class Metrics:
             "when",
         )
         self.kept_original = counter(
-            "kept_original", "Faces or pictures left as they were, by reason", "reason"
+            "kept_original", "Faces and pictures left as they were, by reason", "what", "reason"
         )
         self.queue_requests = gauge("queue_requests", "Requests inside")
         self.queue_pixels = gauge("queue_pixels", "Pixels of the pictures inside")
@@ -97,7 +93,9 @@ class Metrics:
             self.confidence.labels(when).observe(mean_confidence(faces))
         for face in restoration.faces:
             if face.kept_original:
-                self.kept_original.labels(reason_label(face.kept_original)).inc()
+                self.kept_original.labels("face", reason_label(face.kept_original)).inc()
+        if restoration.kept_original:
+            self.kept_original.labels("picture", reason_label(restoration.kept_original)).inc()
 
     def render(self) -> bytes:
         """The exposition text."""
@@ -110,7 +108,7 @@ class Metrics:
 
 
 def reason_label(reason: str) -> str:
-    """A reason in words as a short label: its first four words, lower case."""
+    """A reason in words as a short label: its first four words, without numbers."""
     return "_".join(_NOT_LABEL.sub(" ", reason.lower()).split()[:4]) or "other"
 
 

@@ -23,13 +23,19 @@ from serving.fleet import Fleet, Model, Replica
 from serving.metrics import Metrics
 from serving.pool import FINISH, HEADER, PREPARE, Pool
 from serving.settings import Settings
+from serving.streaming import TileStream
 from serving.telemetry import span
 
 if TYPE_CHECKING:
-    from deblur.restoration import Plan, Restoration
     from torch import Tensor
 
+    from deblur.restoration import Plan, Restoration
+
 T = TypeVar("T")
+
+#: More generator input than this is streamed through rather than held at once, for so many pictures at a time.
+_LARGE_PIXELS = 1 << 22
+_LARGE_AT_ONCE = 2
 
 
 @dataclass(kw_only=True)
@@ -60,10 +66,12 @@ class Pipeline:
         self._admission = admission
         self._metrics = metrics
         self._pool = Pool(settings.codec_threads)
+        self._large = Pool(_LARGE_AT_ONCE, name="large")  # its threads wait for the generator
 
     def close(self) -> None:
-        """Ends the pool's threads."""
+        """Ends the threads."""
         self._pool.close()
+        self._large.close()
 
     async def run(
         self, body: bytearray, *, mode: str, choose_format: Callable[[str], str], encode: bool, ticket: Ticket
@@ -82,7 +90,7 @@ class Pipeline:
             ImageError: the picture cannot be used.
             OutOfMemory: on the device, after the library's smaller retry.
         """
-        header = await self._on_thread(ticket, HEADER, lambda: images.probe(bytes(body), self._limits))
+        header = await self._on_thread(self._pool, ticket, HEADER, lambda: images.probe(bytes(body), self._limits))
         pixels = header.width * header.height
         ticket.claim(pixels)
         replica = self._fleet.choose()
@@ -105,39 +113,41 @@ class Pipeline:
     ) -> Outcome:
         restorer, times = replica.restorer, Stopwatch(self._metrics)
 
-        def prepare() -> Plan:
+        def prepare() -> tuple[Plan, list[Tensor] | None]:
             with times.stage("decode"):
                 picture = images.decode(body, self._limits)
             body.clear()  # the upload need not stay while the picture waits
             with times.stage("detect"):
-                return restorer.plan(picture, mode=mode)
+                plan = restorer.plan(picture, mode)
+                return plan, None if _is_large(plan) else list(plan.inputs)
 
-        def conclude() -> Outcome:
-            with times.stage("finish"):
-                restoration = restorer.finish(plan, outputs)
-            picture = restoration.picture
-            name = choose_format(images.output_format(picture).lower())
-            payload = None
-            if encode:
-                with times.stage("encode"):
-                    payload = images.encode(picture, name)
-            return Outcome(
-                restoration=restoration,
-                payload=payload,
-                format=name,
-                model=self._fleet.require_model(),
-                timings_s=times.seconds,
+        plan, inputs = await self._on_thread(self._pool, ticket, PREPARE, prepare)
+        if inputs is None:
+            restoration = await self._finish_streaming(replica, plan, times, ticket)
+        else:
+            outputs = await self._generate(replica, inputs, times)
+            restoration = await self._on_thread(
+                self._pool, ticket, FINISH, lambda: times.run("finish", lambda: restorer.finish(plan, outputs))
             )
+        picture = restoration.picture
+        name = choose_format(images.output_format(picture).lower())
+        payload = None
+        if encode:
+            payload = await self._on_thread(
+                self._pool, ticket, FINISH, lambda: times.run("encode", lambda: images.encode(picture, name))
+            )
+        self._metrics.count_restoration(restoration, ticket.pixels)
+        return Outcome(
+            restoration=restoration,
+            payload=payload,
+            format=name,
+            model=self._fleet.require_model(),
+            timings_s=times.seconds,
+        )
 
-        plan = await self._on_thread(ticket, PREPARE, prepare)
-        outputs = await self._generate(replica, plan, times)
-        outcome = await self._on_thread(ticket, FINISH, conclude)
-        self._metrics.count_restoration(outcome.restoration, ticket.pixels)
-        return outcome
-
-    async def _generate(self, replica: Replica, plan: Plan, times: Stopwatch) -> list[Tensor]:
-        with span("generate", tensors=len(plan.inputs)):
-            work = replica.owner.submit(plan.inputs)
+    async def _generate(self, replica: Replica, inputs: list[Tensor], times: Stopwatch) -> list[Tensor]:
+        with span("generate", tensors=len(inputs)):
+            work = replica.owner.submit(inputs)
             outputs = await asyncio.wrap_future(work.future)
         ended = time.monotonic()
         began = work.began or ended
@@ -145,11 +155,29 @@ class Pipeline:
         times.add("infer", ended - began)
         return outputs
 
-    async def _on_thread(self, ticket: Ticket, priority: int, task: Callable[[], T]) -> T:
+    async def _finish_streaming(self, replica: Replica, plan: Plan, times: Stopwatch, ticket: Ticket) -> Restoration:
+        """Blends while the generator goes on, so that the tiles of a large picture are never all in memory."""
+        stream = TileStream(replica.owner, plan.inputs)
+
+        def finish() -> Restoration:
+            restoration = times.run("finish", lambda: replica.restorer.finish(plan, stream))
+            times.add("infer", stream.waited_s)
+            return restoration
+
+        try:
+            return await self._on_thread(self._large, ticket, PREPARE, finish)
+        finally:
+            stream.drop()
+
+    async def _on_thread(self, pool: Pool, ticket: Ticket, priority: int, task: Callable[[], T]) -> T:
         context = contextvars.copy_context()  # the request id and the trace go along
-        future: Future[T] = self._pool.submit(priority, lambda: context.run(task))
+        future: Future[T] = pool.submit(priority, lambda: context.run(task))
         ticket.working = future
         return await asyncio.wrap_future(future)
+
+
+def _is_large(plan: Plan) -> bool:
+    return sum(region.side[0] * region.side[1] for region in plan.regions) > _LARGE_PIXELS
 
 
 class Stopwatch:
@@ -171,3 +199,8 @@ class Stopwatch:
         with span(name):
             yield
         self.add(name, time.monotonic() - begun)
+
+    def run(self, name: str, task: Callable[[], T]) -> T:
+        """The task's result; its time counts as a stage."""
+        with self.stage(name):
+            return task()

@@ -32,9 +32,7 @@ class Pool:
         self._waiting: list[tuple[int, int, Future, Callable[[], object]]] = []
         self._order = itertools.count()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(threads)
-        ]
+        self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 

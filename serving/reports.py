@@ -26,6 +26,8 @@ def report_on(outcome: Outcome, mode: Mode, image: str | None) -> Report:
     return Report(
         request_id=current_request_id(),
         mode=mode,
+        done=restoration.mode,
+        kept_original=restoration.kept_original,
         model=ModelReport(name=model.name, version=model.version, sha256=model.sha256),
         picture=PictureReport(
             width=picture.width,
@@ -39,7 +41,6 @@ def report_on(outcome: Outcome, mode: Mode, image: str | None) -> Report:
         confidence_after=mean_confidence(restoration.faces_after),
         faces=[
             FaceReport(
-                box=_box(face.box),
                 before=_found(face.before),
                 after=_found(face.after),
                 kept_original=face.kept_original,

@@ -101,9 +101,7 @@ def _add_deblur(router: APIRouter, service: Service) -> None:
             Format | None,
             Query(description="Format of the restored picture; by default `Accept`, then its own."),
         ] = None,
-        image: Annotated[
-            bool, Query(description="Put the picture into the JSON report, as a data URL.")
-        ] = False,
+        image: Annotated[bool, Query(description="Put the picture into the JSON report, as a data URL.")] = False,
     ) -> Response:
         """Takes one picture and gives it back with its faces restored.
 
@@ -260,9 +258,7 @@ def _add_probes(router: APIRouter, service: Service) -> None:
         """Answers as long as the process does; never waits on the model."""
         return Response(b'{"status":"alive"}', media_type=JSON, headers={"Cache-Control": "no-store"})
 
-    @router.get(
-        "/readyz", summary="Would a picture be taken?", response_model=Health, responses=problems(503)
-    )
+    @router.get("/readyz", summary="Would a picture be taken?", response_model=Health, responses=problems(503))
     async def readyz() -> Response:
         """503 while the model is loaded and warmed up, with the queue full, and while draining."""
         if not service.fleet.ready:

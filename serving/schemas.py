@@ -22,20 +22,15 @@ class FaceFound(Strict):
 
     box: tuple[float, float, float, float] = Field(description="x0, y0, x1, y1 in px of the upright picture.")
     score: float = Field(ge=0, le=1, description="Confidence of the detector.")
-    landmarks: list[Point] = Field(
-        description="Left eye, right eye, nose, left and right corner of the mouth, px."
-    )
+    landmarks: list[Point] = Field(description="Left eye, right eye, nose, left and right corner of the mouth, px.")
 
 
 class FaceReport(Strict):
-    """A region that was worked on."""
+    """What became of one face."""
 
-    box: tuple[float, float, float, float] = Field(description="x0, y0, x1, y1 in px of the upright picture.")
     before: FaceFound | None = Field(description="As found in the blurred picture.")
     after: FaceFound | None = Field(description="As found in the restored picture.")
-    kept_original: str | None = Field(
-        description="Why the region was left as it was; null when it was restored."
-    )
+    kept_original: str | None = Field(description="Why the face was left as it was; null when it was restored.")
     extent_px: float | None = Field(description="Estimated extent of the blur, px.")
 
 
@@ -60,7 +55,9 @@ class Report(Strict):
     """The reply to `Accept: application/json`."""
 
     request_id: str
-    mode: Mode
+    mode: Mode = Field(description="As asked for.")
+    done: str = Field(description="What was restored.")
+    kept_original: str | None = Field(description="Why the picture was left as it was; else null.")
     model: ModelReport
     picture: PictureReport
     faces_before: list[FaceFound]
@@ -68,9 +65,7 @@ class Report(Strict):
     confidence_before: float = Field(ge=0, le=1, description="Mean score; 0 with no face.")
     confidence_after: float = Field(ge=0, le=1, description="Mean score; 0 with no face.")
     faces: list[FaceReport]
-    timings_ms: dict[str, float] = Field(
-        description="By stage: read, decode, detect, wait, infer, finish, encode."
-    )
+    timings_ms: dict[str, float] = Field(description="By stage: read, decode, detect, wait, infer, finish, encode.")
     image: str | None = Field(description="The restored picture as a data URL, with `image=true`; else null.")
 
 

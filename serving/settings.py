@@ -28,9 +28,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="DEBLUR_", env_file=".env", extra="ignore", frozen=True)
 
     host: str = Field(default="127.0.0.1", description="Address that `python -m serving` listens on.")
-    port: int = Field(
-        default=8000, ge=0, le=65535, description="Port that it listens on; 0 picks a free one."
-    )
+    port: int = Field(default=8000, ge=0, le=65535, description="Port that it listens on; 0 picks a free one.")
     workers: int = Field(
         default=1,
         ge=1,
@@ -43,16 +41,12 @@ class Settings(BaseSettings):
         default=("auto",),
         description="Devices, e.g. `cuda:0,cuda:1`. `auto`: every CUDA device, else MPS, else the CPU.",
     )
-    precision: str = Field(
-        default="auto", description="The generator's arithmetic: `auto`, `fp32`, `bf16` or `fp16`."
-    )
+    precision: str = Field(default="auto", description="The generator's arithmetic: `auto`, `fp32`, `bf16` or `fp16`.")
     on_load_failure: Literal["exit", "stay"] = Field(
         default="exit",
         description="When the model cannot be loaded: `exit` non-zero, or `stay` with /readyz at 503.",
     )
-    warm_up: bool = Field(
-        default=True, description="Restore one small picture on each device before being ready."
-    )
+    warm_up: bool = Field(default=True, description="Restore one small picture on each device before being ready.")
 
     max_body_bytes: int = Field(default=32 * MEBI, ge=1024, description="Largest upload; beyond it 413.")
     max_pixels: int = Field(
@@ -60,34 +54,26 @@ class Settings(BaseSettings):
         ge=1,
         description="Largest picture, all frames summed, from its header; beyond it 422.",
     )
-    max_requests: int = Field(
-        default=256, ge=1, description="Requests being read or worked on; beyond it 503."
-    )
+    max_requests: int = Field(default=256, ge=1, description="Requests being read or worked on; beyond it 503.")
     queue_pixels: int = Field(
         default=100_000_000,
         ge=1,
         description="Pixels of the pictures being worked on; beyond it 503. A lone picture always gets in.",
     )
-    queue_bytes: int = Field(
-        default=512 * MEBI, ge=1024, description="Upload bytes held in memory; beyond it 503."
-    )
+    queue_bytes: int = Field(default=512 * MEBI, ge=1024, description="Upload bytes held in memory; beyond it 503.")
     queue_age_s: float = Field(
         default=10.0, gt=0, description="Longest wait for the generator; whoever waited longer gets 503."
     )
     request_timeout_s: float = Field(
         default=60.0, gt=0, description="Deadline of a request from when it is read; then 504."
     )
-    upload_timeout_s: float = Field(
-        default=30.0, gt=0, description="Longest time to send a body; beyond it 408."
-    )
-    download_timeout_s: float = Field(
-        default=60.0, gt=0, description="Longest time to take a reply; then cut off."
-    )
+    upload_timeout_s: float = Field(default=30.0, gt=0, description="Longest time to send a body; beyond it 408.")
+    download_timeout_s: float = Field(default=60.0, gt=0, description="Longest time to take a reply; then cut off.")
 
     batch_pixels: int = Field(
         default=0,
         ge=0,
-        description="Pixels of one generator batch; 0: one million on CPU, 16 million elsewhere.",
+        description="Pixels of one generator batch; 0: 2^18 on CPU, 2^20 (the library's own bound) elsewhere.",
     )
     batch_wait_ms: float = Field(
         default=4.0,
@@ -107,9 +93,7 @@ class Settings(BaseSettings):
         ge=0,
         description="After SIGTERM, time that /readyz answers 503 before the listener closes.",
     )
-    drain_timeout_s: float = Field(
-        default=60.0, gt=0, description="After that, time for accepted requests to end."
-    )
+    drain_timeout_s: float = Field(default=60.0, gt=0, description="After that, time for accepted requests to end.")
 
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         default=(), description="Keys for POST /deblur (`X-API-Key` or `Authorization: Bearer`); none: open."
@@ -118,12 +102,8 @@ class Settings(BaseSettings):
         default=(), description="Origins of other sites whose pages may call this; none: CORS is off."
     )
     web: bool = Field(default=True, description="Serve the web page at `/`.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level to log."
-    )
-    log_format: Literal["json", "text"] = Field(
-        default="json", description="One JSON object a line, or plain lines."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level to log.")
+    log_format: Literal["json", "text"] = Field(default="json", description="One JSON object a line, or plain lines.")
 
     @field_validator("devices", "api_keys", "cors_origins", mode="before")
     @classmethod

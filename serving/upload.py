@@ -111,9 +111,7 @@ async def _read_multipart(request: Request, max_bytes: int, count: Callable[[int
     _, options = parse_options_header(request.headers["content-type"])
     boundary = options.get(b"boundary")
     if not boundary:
-        raise Problem(
-            "bad-multipart", "Content-Type: expected a boundary after multipart/form-data, got none."
-        )
+        raise Problem("bad-multipart", "Content-Type: expected a boundary after multipart/form-data, got none.")
     parts = _Parts(max_bytes)
     try:
         parser = MultipartParser(boundary, parts.callbacks())
@@ -177,9 +175,7 @@ class _Parts:
         self._wanted = name == "file"
         self._found += self._wanted
         if self._found > 1:
-            raise Problem(
-                "bad-multipart", "Expected one part named 'file', got several; send one picture at a time."
-            )
+            raise Problem("bad-multipart", "Expected one part named 'file', got several; send one picture at a time.")
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if not self._wanted:
