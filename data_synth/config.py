@@ -78,8 +78,7 @@ class DegradeConfig:
                 raise OptionError(f"{name}: expected (low, high) with 0 <= low <= high, got {value}")
         if self.rotation_share + self.subject_share > 1.0:
             raise OptionError(
-                "rotation_share + subject_share: expected at most 1, got "
-                f"{self.rotation_share} + {self.subject_share}"
+                f"rotation_share + subject_share: expected at most 1, got {self.rotation_share} + {self.subject_share}"
             )
         if self.noise_sigma[0] <= 0:
             raise OptionError(

@@ -102,7 +102,10 @@ class Degrade(torch.nn.Module):
             self.to(sharp.device)
         drawn, paths = self._draw(seeds, extent_px, min(sharp.shape[-2:]))
         light = camera.to_linear(sharp) if self.config.linear_light else sharp
-        light = camera.raise_highlights(light, drawn.highlight_gain, self.config.saturation_start)
+        rows = (drawn.highlight_gain > 1.0).nonzero(as_tuple=True)[0]
+        if len(rows):
+            gain, start = drawn.highlight_gain[rows], self.config.saturation_start
+            light = light.index_copy(0, rows, camera.raise_highlights(light[rows], gain, start))
         light = self._move(light, paths, drawn).clamp_(0.0, 1.0)
         stored = self._sense(light, drawn)
         if self.config.eight_bit:
@@ -120,9 +123,7 @@ class Degrade(torch.nn.Module):
         mode = (choice < config.rotation_share + config.subject_share).long() * _SUBJECT
         mode = torch.where(choice < config.rotation_share, _ROLLING, mode)
         strength = streams.between(config.rotation_strength)
-        gain = torch.where(
-            streams.chance(config.saturation_share), streams.between(config.saturation_gain), 1.0
-        )
+        gain = torch.where(streams.chance(config.saturation_share), streams.between(config.saturation_gain), 1.0)
         noisy, sigma = streams.chance(config.noise_share), streams.log_between(config.noise_sigma)
         shot = streams.between(config.shot_share)
         bayer = streams.chance(config.bayer_share)
@@ -162,7 +163,7 @@ class Degrade(torch.nn.Module):
                 result[rows] = motion.blur_uniform(part, path, extent)
             elif mode == _ROLLING:
                 # The roll follows a path of its own: another family member, by the sample's seed.
-                angles = sample_trajectories(drawn.seeds[rows] ^ 1, (0.0, 1.0, 0.0)).paths[..., 0]
+                angles = sample_trajectories(drawn.seeds[rows] ^ 1, (0.0, 1.0, 0.0)).paths[:, 0]
                 radius = min(light.shape[-2:]) / 2.0
                 angles = angles * (drawn.roll_strength[rows] * extent / radius)[:, None]
                 result[rows] = motion.blur_rolling(part, path, extent, angles)
@@ -237,13 +238,9 @@ class _NoiseTable(torch.nn.Module):
 
 def _check(sharp: Tensor, extent_px: Tensor | None, seeds: Tensor | None) -> None:
     if sharp.ndim != 4 or sharp.shape[1] != 3 or not sharp.is_floating_point():
-        raise OptionError(
-            f"sharp: expected float (B, 3, H, W) in [0, 1], got {sharp.dtype} {tuple(sharp.shape)}"
-        )
+        raise OptionError(f"sharp: expected float (B, 3, H, W) in [0, 1], got {sharp.dtype} {tuple(sharp.shape)}")
     for name, value in (("extent_px", extent_px), ("seeds", seeds)):
         if value is not None and value.shape != (len(sharp),):
-            raise OptionError(
-                f"{name}: expected shape ({len(sharp)},), one a sample, got {tuple(value.shape)}"
-            )
+            raise OptionError(f"{name}: expected shape ({len(sharp)},), one a sample, got {tuple(value.shape)}")
     if extent_px is not None and len(extent_px) and not bool((extent_px >= 0).all()):
         raise OptionError("extent_px: expected values >= 0")

@@ -16,7 +16,6 @@ from data_synth.streams import derive_seeds
 from data_synth.trajectory import sample_trajectories
 from deblur.errors import OptionError
 
-
 _CHUNK = 512  # kernels at a time: what fits the processor's cache
 
 
@@ -24,52 +23,30 @@ def place(paths: Tensor, extent_px: Tensor) -> Tensor:
     """Scales unit paths to their extents and refines them so that no gap opens between samples.
 
     Args:
-        paths: (n, T, 2) float32 of unit extent.
+        paths: (n, 2, T) float32 of unit extent.
         extent_px: (n,) float32, >= 0.
 
     Returns:
-        (n, P, 2) float32 in px, P >= T, mean position 0.
+        (n, 2, P) float32 in px, P >= T, mean position 0.
     """
     # Four samples a pixel of extent leave room for paths several times longer than their bounding box.
-    factor = max(1, math.ceil(4.0 * float(extent_px.max()) / paths.shape[1])) if len(extent_px) else 1
+    factor = max(1, math.ceil(4.0 * float(extent_px.max()) / paths.shape[2])) if len(extent_px) else 1
     if factor > 1:
-        paths = F.interpolate(
-            paths.transpose(1, 2), scale_factor=factor, mode="linear", align_corners=True
-        ).transpose(1, 2)
+        paths = F.interpolate(paths, scale_factor=factor, mode="linear", align_corners=True)
     placed = paths * extent_px[:, None, None]
-    return placed - placed.mean(1, keepdim=True)
+    return placed.sub_(placed.mean(2, keepdim=True))
 
 
-def splat(points_px: Tensor, height: int, width: int) -> Tensor:
-    """Rasterises points on a canvas whose origin is pixel (0, 0), wrapping round its edges.
-
-    Args:
-        points_px: (n, P, 2) float32, x then y, relative to the origin.
-        height: Canvas height, px.
-        width: Canvas width, px.
-
-    Returns:
-        (n, height, width) float32, each >= 0 with sum 1. Wrapped as the FFT wants it.
-    """
-    count, points, _ = points_px.shape
-    points_px = points_px.transpose(1, 2).contiguous()  # (n, 2, P)
-    corner = points_px.floor()
-    x, y = corner.long().unbind(1)
-    share_x, share_y = points_px.sub_(corner).unbind(1)
-    left, right = torch.remainder(x, width), torch.remainder(x + 1, width)
-    above, below = torch.remainder(y, height) * width, torch.remainder(y + 1, height) * width
-    canvas = torch.zeros(count, height * width, device=points_px.device)
-    for row, weight_y in ((above, 1.0 - share_y), (below, share_y)):
-        for column, weight_x in ((left, 1.0 - share_x), (right, share_x)):
-            canvas.scatter_add_(1, row + column, weight_x * weight_y)
-    return canvas.div_(points).view(count, height, width)
+def radius_px(points_px: Tensor) -> int:
+    """Smallest kernel radius that holds every point of (n, 2, P), px."""
+    return math.ceil(float(points_px.abs().max())) if points_px.numel() else 0
 
 
 def rasterise(points_px: Tensor, size: int | None = None) -> Tensor:
     """Rasterises centred points as square kernels.
 
     Args:
-        points_px: (n, P, 2) float32, mean position 0.
+        points_px: (n, 2, P) float32, x then y, mean position 0.
         size: Odd side of the kernels, px; by default the smallest that holds every point.
 
     Returns:
@@ -82,12 +59,29 @@ def rasterise(points_px: Tensor, size: int | None = None) -> Tensor:
     size = needed if size is None else size
     if size % 2 == 0 or size < needed:
         raise OptionError(f"size: expected an odd number >= {needed} for these extents, got {size}")
-    return torch.cat([splat(part + size // 2, size, size) for part in points_px.split(_CHUNK)])
+    kernels = torch.zeros(len(points_px), size, size, device=points_px.device)
+    for part, canvas in zip(points_px.split(_CHUNK), kernels.split(_CHUNK), strict=True):
+        _splat(part, canvas)
+    return kernels
 
 
-def radius_px(points_px: Tensor) -> int:
-    """Smallest kernel radius that holds every point, px."""
-    return math.ceil(float(points_px.abs().max())) if points_px.numel() else 0
+def _splat(points_px: Tensor, canvas: Tensor) -> None:
+    """Adds each point's share of time to its four pixels of canvas (n, size, size), in place."""
+    count, size, _ = canvas.shape
+    points = points_px + size // 2
+    corner = points.floor()
+    left, above = points.sub_(corner).unbind(1)  # distance past the upper left pixel, 0..1
+    column, row = corner.unbind(1)
+    index = torch.add(column, row, alpha=size).long()
+    share = 1.0 / points.shape[2]
+    right, below = 1.0 - left, above * share
+    above = share - below
+    pad = canvas.new_zeros(count, size * size + size + 1)  # so that every corner is one shift away
+    pad[:, :].scatter_add_(1, index, right * above)
+    pad[:, 1:].scatter_add_(1, index, left * above)
+    pad[:, size:].scatter_add_(1, index, right * below)
+    pad[:, size + 1 :].scatter_add_(1, index, left * below)
+    canvas.copy_(pad[:, : size * size].view(count, size, size))
 
 
 class KernelBank(torch.nn.Module):
@@ -120,7 +114,7 @@ class KernelBank(torch.nn.Module):
         return len(self.paths)
 
     def points(self, index: Tensor, extent_px: Tensor) -> Tensor:
-        """Paths in px: index (n,) int64, extent_px (n,) float32 -> (n, P, 2) float32, mean 0."""
+        """Paths in px: index (n,) int64, extent_px (n,) float32 -> (n, 2, P) float32, mean 0."""
         return place(self.paths[index], extent_px)
 
     def kernels(self, index: Tensor, extent_px: Tensor, size: int | None = None) -> Tensor:

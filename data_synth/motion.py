@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_synth.kernel import place, radius_px, splat
+from data_synth.kernel import place, rasterise
 
 # Rows are blurred in groups of like extent: a row at 8 px must not pay for the padding of one at 48 px.
 _GROUP_EDGES_PX = (0.0, 12.0, 24.0, 36.0, 64.0, 128.0, 256.0)
@@ -37,21 +37,20 @@ def convolve(images: Tensor, points_px: Tensor) -> Tensor:
 
     Args:
         images: (B, C, H, W) float32.
-        points_px: (B, P, 2) float32, mean position 0.
+        points_px: (B, 2, P) float32, mean position 0.
 
     Returns:
         (B, C, H, W) float32. What lies beyond the border is the reflection of what lies within.
     """
-    radius = radius_px(points_px) + 1
+    kernels = rasterise(points_px)
+    radius = kernels.shape[-1] // 2
     height, width = images.shape[-2:]
     rows, columns = _fast_length(height + 2 * radius), _fast_length(width + 2 * radius)
-    padded = pad_edges(images, radius)
-    spectrum = torch.fft.rfft2(padded, s=(rows, columns))
-    kernels = torch.fft.rfft2(splat(points_px, rows, columns))
-    # Axis by axis: irfft2 copies its input first.
-    spectrum = torch.fft.ifft(spectrum.mul_(kernels[:, None]), dim=-2)
-    blurred = torch.fft.irfft(spectrum, n=columns)
-    return blurred[..., radius : radius + height, radius : radius + width]
+    spectrum = torch.fft.rfft2(pad_edges(images, radius), s=(rows, columns))
+    spectrum.mul_(torch.fft.rfft2(kernels, s=(rows, columns))[:, None])
+    # Axis by axis: irfft2 copies its input first, and most rows of the result are not wanted.
+    kept = torch.fft.ifft(spectrum, dim=-2)[..., 2 * radius : 2 * radius + height, :]
+    return torch.fft.irfft(kept, n=columns)[..., 2 * radius : 2 * radius + width]
 
 
 def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
@@ -59,7 +58,7 @@ def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
 
     Args:
         images: (B, C, H, W) float32.
-        paths: (B, T, 2) float32 of unit extent.
+        paths: (B, 2, T) float32 of unit extent.
         extent_px: (B,) float32, >= 0.
 
     Returns:
@@ -81,7 +80,7 @@ def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor)
 
     Args:
         images: (B, C, H, W) float32.
-        paths: (B, T, 2) float32 of unit extent: the shift.
+        paths: (B, 2, T) float32 of unit extent: the shift.
         extent_px: (B,) float32, extent of the shift at the centre.
         roll: (B, T) float32, radians. Its mean is taken out, as that of the path is, so that blurred and
             sharp stay registered everywhere.
@@ -91,8 +90,8 @@ def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor)
     """
     reach = min(images.shape[-2:]) / 4.0  # most of a face lies within
     shift = paths * extent_px[:, None, None]
-    moved = torch.cat([shift, roll[..., None] * reach], -1)
-    length_px = moved.diff(dim=1).norm(dim=2).sum(1)
+    moved = torch.cat([shift, roll[:, None] * reach], 1)
+    length_px = moved.diff(dim=2).norm(dim=1).sum(1)
     # A row's frames follow from its own path, never from its neighbours': the same row, the same pixels.
     group = torch.bucketize(length_px / _FRAME_STEP_PX, torch.tensor(_FRAMES[:-1], device=images.device))
     result = torch.empty_like(images)
@@ -104,7 +103,7 @@ def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor)
 
 def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor:
     height, width = images.shape[-2:]
-    path = torch.cat([shift, roll[..., None]], -1).transpose(1, 2)  # (B, 3, T)
+    path = torch.cat([shift, roll[:, None]], 1)  # (B, 3, T)
     path = F.interpolate(path, size=frames, mode="linear", align_corners=True)
     dx, dy, angle = (path - path.mean(2, keepdim=True)).unbind(1)  # (B, frames) each
     cos, sin = angle.cos(), angle.sin()
@@ -118,14 +117,12 @@ def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor
     )  # (B, frames, 2, 3)
     y = (2.0 * torch.arange(height, device=images.device) + 1.0) / height - 1.0
     x = (2.0 * torch.arange(width, device=images.device) + 1.0) / width - 1.0
-    here = torch.stack(
-        [x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width).to(x)], -1
-    )
+    here = torch.stack([x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width).to(x)], -1)
     here = here.reshape(-1, 3)
     total = torch.zeros_like(images)
     for frame in rows.transpose(2, 3).unbind(1):
         grid = (here @ frame).view(-1, height, width, 2)
-        total += F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+        total += F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
     return total / frames
 
 
@@ -134,7 +131,7 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
 
     Args:
         images: (B, 3, H, W) float32.
-        paths: (B, T, 2) float32 of unit extent.
+        paths: (B, 2, T) float32 of unit extent.
         extent_px: (B,) float32.
         matte: (B, 1, H, W) float32 in [0, 1]: 1 on the subject.
 

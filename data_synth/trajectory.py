@@ -46,7 +46,7 @@ class Trajectories:
     """Unit-extent paths and what they were drawn from.
 
     Attributes:
-        paths: (n, STEPS, 2) float32, x then y; larger side of the bounding box 1 (or 0 for a path that
+        paths: (n, 2, STEPS) float32, x then y; larger side of the bounding box 1 (or 0 for a path that
             stands still), mean position 0.
         family: (n,) int64, index into FAMILIES.
         parameters: (n, 4) float32: for walk anxiety, tremor, centripetal pull, exposure; for smooth length
@@ -72,9 +72,7 @@ def sample_trajectories(seeds: Tensor, mix: Sequence[float] = (0.4, 0.45, 0.15))
         OptionError: The mix is not three non-negative weights with a positive sum.
     """
     if len(mix) != len(FAMILIES) or min(mix) < 0 or sum(mix) <= 0:
-        raise OptionError(
-            f"mix: expected {len(FAMILIES)} weights >= 0 with a sum > 0 for {FAMILIES}, got {mix}"
-        )
+        raise OptionError(f"mix: expected {len(FAMILIES)} weights >= 0 with a sum > 0 for {FAMILIES}, got {mix}")
     parts = [_sample_chunk(chunk, mix) for chunk in torch.split(seeds, _CHUNK)]
     return Trajectories(
         paths=torch.cat([p.paths for p in parts]),
@@ -87,7 +85,7 @@ def _sample_chunk(seeds: Tensor, mix: Sequence[float]) -> Trajectories:
     edges = torch.tensor(mix, dtype=torch.float64).cumsum(0) / sum(mix)
     choice = Streams(seeds, purpose=1).uniform()
     family = torch.bucketize(choice, edges[:-1].float().to(seeds.device), right=True)
-    paths = torch.zeros(len(seeds), STEPS, 2, device=seeds.device)
+    paths = torch.empty(len(seeds), 2, STEPS, device=seeds.device)
     parameters = torch.zeros(len(seeds), 4, device=seeds.device)
     for index, draw in enumerate((_walk, _smooth, _line)):
         rows = (family == index).nonzero(as_tuple=True)[0]
@@ -99,20 +97,20 @@ def _sample_chunk(seeds: Tensor, mix: Sequence[float]) -> Trajectories:
 
 
 def unit_extent(paths: Tensor) -> Tensor:
-    """Scales (n, T, 2) paths to a bounding box whose larger side is 1, and centres them on their mean."""
-    box = (paths.amax(1) - paths.amin(1)).amax(1)
+    """Scales (n, 2, T) paths to a bounding box whose larger side is 1, and centres them on their mean."""
+    box = (paths.amax(2) - paths.amin(2)).amax(1)
     paths = paths / box.clamp_min(1e-6)[:, None, None]
-    return paths - paths.mean(1, keepdim=True)
+    return paths.sub_(paths.mean(2, keepdim=True))
 
 
 def _walk(streams: Streams) -> tuple[Tensor, Tensor]:
     anxiety, tremor = streams.uniform(), streams.between(TREMOR_RAD)
     pull, impulses = streams.between(CENTRIPETAL), streams.between(IMPULSES)
     exposure = streams.between(EXPOSURE)
-    step = 1.0 / STEPS
-    turns = streams.increments(STEPS).mul_((anxiety * tremor * math.sqrt(step))[:, None])
+    step = exposure / STEPS  # what the exposure does not see need not be walked
+    turns = streams.increments(STEPS).mul_((anxiety * tremor * step.sqrt())[:, None])
     turns_x, turns_y = turns.transpose(1, 2).contiguous()  # (STEPS, n) each
-    recoil_x, recoil_y = _recoils(streams, anxiety * impulses)
+    recoil_x, recoil_y = _recoils(streams, anxiety * impulses * exposure)
     recall = anxiety * pull * step
     angle = 2.0 * math.pi * streams.uniform()
     heading_x, heading_y = angle.cos(), angle.sin()
@@ -121,16 +119,13 @@ def _walk(streams: Streams) -> tuple[Tensor, Tensor]:
     for t in range(STEPS):
         back_x, back_y = recoil_x[t], recoil_y[t]  # complex factor on the heading, 1 where nothing happens
         kicked = heading_x * back_x - heading_y * back_y
-        heading_y = (
-            (heading_x * back_y).addcmul_(heading_y, back_x).add_(turns_y[t]).addcmul_(recall, y, value=-1)
-        )
+        heading_y = (heading_x * back_y).addcmul_(heading_y, back_x).add_(turns_y[t]).addcmul_(recall, y, value=-1)
         heading_x = kicked.add_(turns_x[t]).addcmul_(recall, x, value=-1)
         slow = torch.hypot(heading_x, heading_y).clamp_min_(1e-6)
         heading_x, heading_y = heading_x.div_(slow), heading_y.div_(slow)
-        x = torch.add(x, heading_x, alpha=step, out=visited[0, t])
-        y = torch.add(y, heading_y, alpha=step, out=visited[1, t])
-    path = _expose(visited.permute(2, 1, 0), exposure)
-    return path, torch.stack([anxiety, tremor, pull, exposure], 1)
+        x = torch.addcmul(x, heading_x, step, out=visited[0, t])
+        y = torch.addcmul(y, heading_y, step, out=visited[1, t])
+    return visited.permute(2, 0, 1).contiguous(), torch.stack([anxiety, tremor, pull, exposure], 1)
 
 
 def _recoils(streams: Streams, expected: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,16 +142,6 @@ def _recoils(streams: Streams, expected: Tensor) -> tuple[Tensor, Tensor]:
     return real.T.contiguous(), imaginary.T.contiguous()
 
 
-def _expose(paths: Tensor, fraction: Tensor) -> Tensor:
-    """Resamples the first `fraction` (n,) of each (n, T, 2) path to the full number of samples."""
-    steps = paths.shape[1]
-    times = torch.linspace(0, steps - 1, steps, device=paths.device) * fraction[:, None]
-    before = times.floor().long().clamp_max(steps - 2)
-    share = (times - before)[..., None]
-    index = before[..., None].expand(-1, -1, 2)
-    return paths.gather(1, index) * (1.0 - share) + paths.gather(1, index + 1) * share
-
-
 def _smooth(streams: Streams) -> tuple[Tensor, Tensor]:
     scale, flatness = streams.log_between(LENGTH_SCALE), streams.between(FLATNESS)
     angle = 2.0 * math.pi * streams.uniform()
@@ -170,7 +155,7 @@ def _smooth(streams: Streams) -> tuple[Tensor, Tensor]:
     sway = F.interpolate(sway, size=STEPS, mode="linear", align_corners=True)
     along, across = sway[:, 0], sway[:, 1] * flatness[:, None]
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-    path = torch.stack([cos * along - sin * across, sin * along + cos * across], -1)
+    path = torch.stack([cos * along - sin * across, sin * along + cos * across], 1)
     return path, torch.stack([scale, flatness, angle, torch.zeros_like(angle)], 1)
 
 
@@ -178,6 +163,6 @@ def _line(streams: Streams) -> tuple[Tensor, Tensor]:
     angle, acceleration = 2.0 * math.pi * streams.uniform(), streams.between(ACCELERATION)
     times = torch.linspace(0, 1, STEPS, device=angle.device)
     along = times + acceleration[:, None] * times * (times - 1.0)
-    path = torch.stack([angle.cos()[:, None] * along, angle.sin()[:, None] * along], -1)
+    path = torch.stack([angle.cos()[:, None] * along, angle.sin()[:, None] * along], 1)
     zero = torch.zeros_like(angle)
     return path, torch.stack([angle, acceleration, zero, zero], 1)
