@@ -54,6 +54,7 @@ class Settings:
     jobs: int = 2
     pixels_in_flight: int = 32_000_000
     batch_pixels: int = 1_000_000
+    compare: bool = False
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -322,13 +323,22 @@ class Pipeline:
             entry = self._entry(work, restoration, content, output, "restored" if changed else "unchanged")
             self.journal.append(entry)  # ahead of the result: see journal.py
             write_atomically(path, content, work.times_ns)
-            self._report(
-                Outcome(job=work.job, entry=entry, before=work.picture, restoration=restoration, written=path)
-            )
+            if self.settings.compare:
+                self._compare(work, restoration, output)
+            self._report(Outcome(job=work.job, entry=entry, before=work.picture, restoration=restoration, written=path))
         except Exception as error:
             self._fail(work.job, error, work)
         finally:
             self._budget.release(work.pixels)
+
+    def _compare(self, work: _Work, restoration: Restoration, output: str) -> None:
+        from deblur.batch.compare import write_comparison
+
+        before, after = restoration.faces_before, restoration.faces_after
+        try:
+            write_comparison(self.settings.output, output, work.picture, restoration.picture, before, after)
+        except DeblurError as error:  # the result itself is safe
+            _log.warning("%s", error)
 
     def _encoded(self, work: _Work, restoration: Restoration) -> tuple[bytes, bool, str]:
         """The file, whether the picture changed, and the family it is of."""
@@ -349,9 +359,7 @@ class Pipeline:
             return output
         return self.names.claim_as(PurePosixPath(f"{output}.{family.lower()}"), family)
 
-    def _entry(
-        self, work: _Work, restoration: Restoration, content: bytes, output: str, status: str
-    ) -> Entry:
+    def _entry(self, work: _Work, restoration: Restoration, content: bytes, output: str, status: str) -> Entry:
         before, after = restoration.faces_before, restoration.faces_after
         return replace(
             self._blank_entry(work.job),

@@ -69,8 +69,7 @@ class Selection:
 
         def matches(globs: tuple[str, ...]) -> bool:
             return any(
-                fnmatch.fnmatchcase(path, glob.lower()) or fnmatch.fnmatchcase(name, glob.lower())
-                for glob in globs
+                fnmatch.fnmatchcase(path, glob.lower()) or fnmatch.fnmatchcase(name, glob.lower()) for glob in globs
             )
 
         return (not self.include or matches(self.include)) and not matches(self.exclude)
@@ -217,9 +216,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_picture(
-    entry: os.DirEntry[str], path: str, at_output: bool, selection: Selection, found: Found
-) -> bool:
+def _is_picture(entry: os.DirEntry[str], path: str, at_output: bool, selection: Selection, found: Found) -> bool:
     if at_output and entry.name.startswith(OWN_PREFIX):
         return False
     if entry.name.startswith("."):

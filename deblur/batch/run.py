@@ -54,6 +54,7 @@ class Summary:
         seconds: From start to end.
         left: Pictures not reached because the run was stopped.
         interrupted: Whether it was stopped.
+        entries: Latest journal line of each picture of the run.
     """
 
     restored: int = 0
@@ -69,6 +70,7 @@ class Summary:
     seconds: float = 0.0
     left: int = 0
     interrupted: bool = False
+    entries: list[Entry] = field(default_factory=list)
 
     @property
     def written(self) -> int:
@@ -191,11 +193,12 @@ def run(options: Options, load: Callable[[], Restorer], listener: Listener | Non
     check_writable(options.settings.output)
     with Journal(options.settings.output, options.selection.shard) as journal:
         found = scan(options, journal)
-        _clean(options.settings.output, found.jobs)
+        clean(options.settings.output, found.jobs)
         summary.ignored = dict(found.ignored)
         summary.failed.extend(found.problems)
         if found.jobs:
             run_jobs(found, options.settings, load(), journal, summary, listener)
+        summary.entries = [journal.latest[job.key] for job in found.jobs if job.key in journal.latest]
     summary.seconds = time.perf_counter() - started
     return summary
 
@@ -222,7 +225,8 @@ def run_jobs(
     summary.left += len(found.jobs) - (summary.seen - before)
 
 
-def _clean(output: Path, jobs: list[Job]) -> None:
+def clean(output: Path, jobs: list[Job]) -> None:
+    """Removes what killed runs left where results will go."""
     folders = {output / Path(job.output).parent for job in jobs}
     remove_abandoned([output, *sorted(folders)])
 

@@ -79,9 +79,7 @@ def levels_of(image: Image.Image, data: bytes, name: str, white: int = 65535) ->
 def _refuse_odd_tiff(image: TiffImagePlugin.TiffImageFile, name: str) -> None:
     bits, kinds = image.tag_v2.get(_BITS, (1,)), image.tag_v2.get(_SAMPLE_FORMAT, (1,))
     if set(bits) != {16} or set(kinds) != {1}:
-        raise UnsupportedImage(
-            f"{name}: TIFF with {bits} bits of kind {kinds}; expected 8 or 16 bits unsigned"
-        )
+        raise UnsupportedImage(f"{name}: TIFF with {bits} bits of kind {kinds}; expected 8 or 16 bits unsigned")
 
 
 def _keyed_alpha(image: Image.Image, pixels: np.ndarray) -> np.ndarray | None:

@@ -19,7 +19,14 @@ from deblur.images.picture import Picture, Source
 
 _log = logging.getLogger("deblur.images")
 _WRITTEN = ("PNG", "JPEG", "WEBP", "TIFF", "AVIF", "HEIF", "BMP", "PPM")
-_ALIASES = {"JPG": "JPEG", "JPE": "JPEG", "TIF": "TIFF", "HEIC": "HEIF", "PGM": "PPM", "PNM": "PPM"}
+_ALIASES = {
+    **dict.fromkeys(("JPG", "JPE", "JFIF"), "JPEG"),
+    **dict.fromkeys(("HEIC", "HIF"), "HEIF"),
+    **dict.fromkeys(("PGM", "PNM", "PBM"), "PPM"),
+    "TIF": "TIFF",
+    "APNG": "PNG",
+    "DIB": "BMP",
+}
 _DEEP = ("PNG", "TIFF", "PPM")
 _NO_ALPHA = ("JPEG", "BMP", "PPM")
 _NO_ICC = ("BMP", "PPM")
@@ -46,9 +53,19 @@ def output_format(picture: Picture, format: str | None = None) -> str:
         if picture.format == "GIF" or (picture.format in ("BMP", "PPM") and needs_more):
             return "PNG"
         return picture.format
-    family = _ALIASES.get(format.upper().lstrip("."), format.upper().lstrip("."))
+    return family_of(format)
+
+
+def family_of(name: str) -> str:
+    """The family that a name or a suffix stands for: "jpg", ".JPEG" and "jpeg" are "JPEG".
+
+    Raises:
+        OptionError: Not a format that is written here.
+    """
+    plain = name.upper().lstrip(".")
+    family = _ALIASES.get(plain, plain)
     if family not in _WRITTEN:
-        raise OptionError(f"format: expected keep or one of {', '.join(_WRITTEN).lower()}, got {format!r}")
+        raise OptionError(f"format: expected keep or one of {', '.join(_WRITTEN).lower()}, got {name!r}")
     return family
 
 
@@ -128,9 +145,7 @@ def _on_white(picture: Picture) -> Picture:
 def _in_srgb(picture: Picture) -> Picture:
     assert picture.icc is not None
     if picture.max_level > 255:
-        _log.warning(
-            "the ICC profile is dropped: 16-bit levels cannot be converted and the format has no place for it"
-        )
+        _log.warning("the ICC profile is dropped: 16-bit levels cannot be converted and the format has no place for it")
         return replace(picture, icc=None)
     grey_space = colour.profile_space(picture.icc) == "GRAY"
     pixels = picture.levels[..., 0] if grey_space else picture.levels

@@ -136,9 +136,7 @@ def to_levels(tensor: torch.Tensor, dtype: Any = np.uint8) -> np.ndarray:
         ValueError: Another shape or dtype, or a value that is not a number.
     """
     if tensor.ndim != 3 or tensor.shape[0] != 3 or np.dtype(dtype) not in (np.uint8, np.uint16):
-        raise ValueError(
-            f"expected (3, H, W) to uint8 or uint16, got {tuple(tensor.shape)} to {np.dtype(dtype)}"
-        )
+        raise ValueError(f"expected (3, H, W) to uint8 or uint16, got {tuple(tensor.shape)} to {np.dtype(dtype)}")
     peak = float(np.iinfo(dtype).max)
     values = tensor.detach().float().clamp(0.0, 1.0).mul(peak).add(0.5).cpu().permute(1, 2, 0).numpy()
     if np.isnan(values).any():
