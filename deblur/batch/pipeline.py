@@ -24,7 +24,7 @@ import numpy as np
 from deblur.batch.files import reason, write_atomically
 from deblur.batch.journal import Entry, Journal, now
 from deblur.batch.plan import Job, Names, suffix_fits
-from deblur.errors import DeblurError, OutOfMemory
+from deblur.errors import DeblurError, DeviceError, OutOfMemory, WeightsError
 from deblur.images import Limits, Picture, decode, encode, output_format, probe, read_file
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class _Work:
     seconds: float
 
 
+_FATAL = (WeightsError, DeviceError)  # not the fault of a picture
 _Result = Any  # list of generator outputs, or a Restoration
 
 
@@ -158,6 +159,7 @@ class Pipeline:
         self._ready: queue.Queue[_Work | None] = queue.Queue()
         self._jobs: Iterator[Job] = iter(())
         self._jobs_lock = threading.Lock()
+        self._fatal: Exception | None = None
 
     def stop(self) -> None:
         """Takes no further picture; those in flight are finished."""
@@ -169,7 +171,12 @@ class Pipeline:
         return self._stop.is_set()
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Works through the jobs; failures of single pictures are outcomes, not exceptions."""
+        """Works through the jobs; failures of single pictures are outcomes, not exceptions.
+
+        Raises:
+            WeightsError: Weights turned out to be missing or damaged: no picture can be restored.
+            DeviceError: The device is gone.
+        """
         self._jobs = iter(jobs)
         readers = [threading.Thread(target=self._read_all, daemon=True) for _ in range(self.settings.jobs)]
         for reader in readers:
@@ -182,6 +189,8 @@ class Pipeline:
                     writers.submit(self._finish, work, result)
         for reader in readers:
             reader.join()
+        if self._fatal is not None:
+            raise self._fatal
 
     # Reading
 
@@ -390,6 +399,10 @@ class Pipeline:
         )
 
     def _fail(self, job: Job, error: Exception, work: _Work | None = None) -> None:
+        if isinstance(error, _FATAL) and not isinstance(error, OutOfMemory):
+            self._fatal = error
+            self.stop()
+            return
         if not isinstance(error, (DeblurError, OSError)):
             _log.debug("unexpected error on %s", job.source, exc_info=error)
         entry = replace(

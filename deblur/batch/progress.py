@@ -65,7 +65,7 @@ class Progress:
             self._out.write(json.dumps(_record(outcome)) + "\n")
             self._out.flush()
         if entry is not None and not entry.succeeded and not outcome.skipped:
-            self._line(f"failed: {printable(entry.error)}")
+            self._line(f"failed: {_with_source(entry.source, entry.error)}")
         elif self._style == "auto" and self._bar is None and not outcome.skipped:
             self._line(f"[{summary.seen}/{self._total}] {_sentence(outcome)}")
         if self._bar is not None:
@@ -143,14 +143,17 @@ def _text(summary: Summary, output: Path) -> list[str]:
     return lines
 
 
+def _with_source(source: str, error: str) -> str:
+    return printable(error if source in error else f"{source}: {error}")
+
+
 def _failures(summary: Summary) -> list[str]:
     if not summary.failed:
         return []
     shown = summary.failed[:20]
     lines = [f"failed: {len(summary.failed)}"]
     for source, error in shown:
-        text = error if source in error else f"{source}: {error}"
-        lines.append(f"  {printable(text)}")
+        lines.append(f"  {_with_source(source, error)}")
     if len(summary.failed) > len(shown):
         lines.append(f"  and {len(summary.failed) - len(shown)} more; all are in the journal")
     return lines
