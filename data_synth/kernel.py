@@ -16,7 +16,7 @@ from data_synth.streams import derive_seeds
 from data_synth.trajectory import sample_trajectories
 from deblur.errors import OptionError
 
-_CHUNK = 512  # kernels at a time: what fits the processor's cache
+_CHUNK = 256  # kernels at a time: what fits the processor's cache
 
 
 def place(paths: Tensor, extent_px: Tensor) -> Tensor:
@@ -38,8 +38,8 @@ def place(paths: Tensor, extent_px: Tensor) -> Tensor:
 
 
 def radius_px(points_px: Tensor) -> int:
-    """Smallest kernel radius that holds every point of (n, 2, P), px."""
-    return math.ceil(float(points_px.abs().max())) if points_px.numel() else 0
+    """Smallest kernel radius that holds every point of (n, 2, P) and its four pixels, px."""
+    return math.floor(float(points_px.abs().max())) + 1 if points_px.numel() else 1
 
 
 def rasterise(points_px: Tensor, size: int | None = None) -> Tensor:
@@ -76,12 +76,11 @@ def _splat(points_px: Tensor, canvas: Tensor) -> None:
     share = 1.0 / points.shape[2]
     right, below = 1.0 - left, above * share
     above = share - below
-    pad = canvas.new_zeros(count, size * size + size + 1)  # so that every corner is one shift away
-    pad[:, :].scatter_add_(1, index, right * above)
-    pad[:, 1:].scatter_add_(1, index, left * above)
-    pad[:, size:].scatter_add_(1, index, right * below)
-    pad[:, size + 1 :].scatter_add_(1, index, left * below)
-    canvas.copy_(pad[:, : size * size].view(count, size, size))
+    flat = canvas.view(count, size * size)  # the other corners are the same index in a shifted view
+    flat.scatter_add_(1, index, right * above)
+    flat[:, 1:].scatter_add_(1, index, left * above)
+    flat[:, size:].scatter_add_(1, index, right * below)
+    flat[:, size + 1 :].scatter_add_(1, index, left * below)
 
 
 class KernelBank(torch.nn.Module):

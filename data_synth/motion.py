@@ -66,12 +66,11 @@ def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
     """
     edges = torch.tensor(_GROUP_EDGES_PX, device=extent_px.device)
     group = torch.bucketize(extent_px, edges)
-    result = images.clone()
+    result = torch.empty_like(images)
     for index in torch.unique(group).tolist():
-        if index == 0:
-            continue
         rows = (group == index).nonzero(as_tuple=True)[0]
-        result[rows] = convolve(images[rows], place(paths[rows], extent_px[rows]))
+        part = images[rows]
+        result[rows] = part if index == 0 else convolve(part, place(paths[rows], extent_px[rows]))
     return result
 
 
