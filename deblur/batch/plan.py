@@ -301,7 +301,7 @@ def check_inputs_are_kept(jobs: Collection[Job], output: Path, overwrite: bool) 
     if overwrite or not sources:
         return
     for job in jobs:
-        if _real(output / job.output) in sources:
+        if sources.intersection(_places(output / job.output)):
             raise OptionError(
                 f"{job.source}: the result would replace an original. Give another output folder with -o, or "
                 "--overwrite to restore in place"
