@@ -12,10 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import facenet_pytorch
 import numpy as np
 import torch
-from facenet_pytorch import InceptionResnetV1, ONet, PNet, RNet
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.ops import nms
@@ -101,9 +99,9 @@ class FaceDetector:
         self.threshold = float(threshold)
         self.min_face_px = float(min_face_px)
         self.largest_level_px = int(largest_level_px)
-        self._pnet = _load(PNet, "pnet.pt", self.device)
-        self._rnet = _load(RNet, "rnet.pt", self.device)
-        self._onet = _load(ONet, "onet.pt", self.device)
+        self._pnet = _load("pnet", self.device)
+        self._rnet = _load("rnet", self.device)
+        self._onet = _load("onet", self.device)
 
     def smallest_face_px(self, height: int, width: int) -> float:
         """Size in pixels of the smallest face looked for in a picture of height x width."""
@@ -346,6 +344,8 @@ def match_faces(
 
 def identity_network() -> nn.Module:
     """InceptionResnetV1 without weights: (B, 3, 160, 160) in [-1, 1] -> (B, 512) of unit length."""
+    from facenet_pytorch import InceptionResnetV1  # here, as below: measures without a detector do not need it
+
     return InceptionResnetV1(pretrained=None, classify=False).eval()
 
 
@@ -354,23 +354,22 @@ def _as_rgb8(levels: NDArray) -> NDArray[np.uint8]:
     if picture.ndim == 2:
         picture = picture[:, :, None]
     if picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or 0 in picture.shape:
-        raise UnsupportedImage(
-            f"expected levels (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); got {levels.shape}"
-        )
+        raise UnsupportedImage(f"expected levels (H, W), (H, W, 1), (H, W, 3) or (H, W, 4); got {levels.shape}")
     if picture.dtype == np.uint16:
         picture = ((picture.astype(np.uint32) + 128) // 257).astype(np.uint8)
     if picture.dtype != np.uint8:
-        raise UnsupportedImage(
-            f"expected uint8 or uint16 levels, got {picture.dtype}; convert with to_levels"
-        )
+        raise UnsupportedImage(f"expected uint8 or uint16 levels, got {picture.dtype}; convert with to_levels")
     if picture.shape[2] == 1:
         picture = np.repeat(picture, 3, axis=2)
     return picture[:, :, :3]
 
 
-def _load(kind: type[nn.Module], name: str, device: torch.device) -> nn.Module:
-    network = kind(pretrained=False)
-    path = Path(facenet_pytorch.__file__).parent / "data" / name
+def _load(name: str, device: torch.device) -> nn.Module:
+    import facenet_pytorch
+
+    kinds = {"pnet": facenet_pytorch.PNet, "rnet": facenet_pytorch.RNet, "onet": facenet_pytorch.ONet}
+    network = kinds[name](pretrained=False)
+    path = Path(facenet_pytorch.__file__).parent / "data" / f"{name}.pt"
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     network.eval().requires_grad_(False).to(device)
     return network.to(memory_format=torch.channels_last)
