@@ -27,9 +27,7 @@ DETECTION_THRESHOLD = 0.9  # the frozen setting of the protocol: least final sco
 LEAST_IOU = 0.5
 WORSE_DB = 0.05  # a picture is called worse than its input below this loss of PSNR
 IDENTITY_PX = 160
-IDENTITY_URL = (
-    "https://github.com/timesler/facenet-pytorch/releases/download/v2.2.9/20180402-114759-vggface2.pt"
-)
+IDENTITY_URL = "https://github.com/timesler/facenet-pytorch/releases/download/v2.2.9/20180402-114759-vggface2.pt"
 
 
 def psnr(restored: Tensor, sharp: Tensor, *, data_range: float) -> Tensor:
@@ -82,9 +80,7 @@ def ssim(
     """
     _check_pair(restored, sharp, data_range)
     if window_px % 2 == 0 or window_px > min(sharp.shape[-2:]):
-        raise OptionError(
-            f"window_px must be odd and fit the picture of {tuple(sharp.shape[-2:])}, got {window_px}"
-        )
+        raise OptionError(f"window_px must be odd and fit the picture of {tuple(sharp.shape[-2:])}, got {window_px}")
     x, y = restored.double(), sharp.double()
     offsets = torch.arange(window_px, dtype=torch.float64, device=x.device) - window_px // 2
     window = torch.ones_like(offsets) if sigma_px is None else torch.exp(-0.5 * (offsets / sigma_px) ** 2)
@@ -109,8 +105,7 @@ def _windowed(x: Tensor, window: Tensor) -> Tensor:
 def _check_pair(restored: Tensor, sharp: Tensor, data_range: float) -> None:
     if restored.shape != sharp.shape or restored.ndim != 4:
         raise OptionError(
-            "expected two (B, C, H, W) tensors of one shape, "
-            f"got {tuple(restored.shape)} and {tuple(sharp.shape)}"
+            f"expected two (B, C, H, W) tensors of one shape, got {tuple(restored.shape)} and {tuple(sharp.shape)}"
         )
     if not data_range > 0:
         raise OptionError(f"data_range must be positive, got {data_range}")
@@ -207,9 +202,7 @@ def load_lpips(backbone: str | Path | None = None) -> LpipsNetwork:
 def _channel_weights() -> list[Tensor]:
     spec = find_spec("lpips")
     if spec is None or spec.origin is None:
-        raise WeightsError(
-            "LPIPS needs the channel weights in the lpips package: pip install 'face-deblur[metrics]'"
-        )
+        raise WeightsError("LPIPS needs the channel weights in the lpips package: pip install 'face-deblur[metrics]'")
     path = Path(spec.origin).parent / "weights" / "v0.1" / "alex.pth"
     state = torch.load(path, map_location="cpu", weights_only=True)
     return [state[f"lin{index}.model.1.weight"] for index in range(5)]

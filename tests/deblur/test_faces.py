@@ -154,9 +154,7 @@ def test_a_turned_face_is_found_at_its_place_in_the_picture(portrait, turn):
         assert rows[int(y), int(x)] == pytest.approx(upright_y, abs=1.5)
     x0, y0, x1, y1 = found.box
     assert all(x0 < x < x1 and y0 < y < y1 for x, y in found.landmarks)
-    assert sorted([found.width_px, found.height_px]) == pytest.approx(
-        sorted([upright.width_px, upright.height_px])
-    )
+    assert sorted([found.width_px, found.height_px]) == pytest.approx(sorted([upright.width_px, upright.height_px]))
 
 
 def test_further_turns_are_only_looked_at_where_there_is_no_face_yet(portrait):

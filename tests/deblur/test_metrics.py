@@ -126,9 +126,7 @@ def backbone(tmp_path):
     return path
 
 
-@pytest.mark.filterwarnings(
-    "ignore::UserWarning"
-)  # the package names torchvision's options in their old form
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the package names torchvision's options in their old form
 @pytest.mark.parametrize("size", [(64, 64), (73, 131)])
 def test_lpips_is_that_of_the_lpips_package(backbone, size):
     package = pytest.importorskip("lpips").LPIPS(net="alex", pnet_rand=True, verbose=False)
@@ -180,9 +178,7 @@ def recogniser():
 def test_identity_of_a_picture_with_itself_is_one_and_less_with_another(recogniser):
     sharp = pair(64, 64)[1].float()
     boxes = [(8.2, 9.1, 50.0, 60.5), (-5.0, -5.0, 70.0, 40.0)]
-    torch.testing.assert_close(
-        identity_similarity(sharp, sharp, boxes, recogniser, data_range=1.0), torch.ones(2)
-    )
+    torch.testing.assert_close(identity_similarity(sharp, sharp, boxes, recogniser, data_range=1.0), torch.ones(2))
     other = identity_similarity(1 - sharp**4, sharp, boxes, recogniser, data_range=1.0)
     assert (other < 0.9999).all()
     assert identity_similarity(sharp[:0], sharp[:0], [], recogniser, data_range=1.0).shape == (0,)
