@@ -15,7 +15,7 @@ from data_synth.config import DegradeConfig
 from data_synth.jpeg import jpeg
 from data_synth.kernel import KernelBank
 from data_synth.streams import Streams
-from data_synth.trajectory import sample_trajectories
+from data_synth.trajectory import Trajectories, sample_trajectories
 from deblur.errors import OptionError
 
 MODES = ("uniform", "rolling", "subject")
@@ -33,6 +33,7 @@ class Degradation:
         mode: (B,) int64, index into MODES.
         family: (B,) int64, index into trajectory.FAMILIES.
         path_index: (B,) int64 into the bank, -1 for a path of its own.
+        path_parameters: (B, 4) float32; see trajectory.PARAMETERS.
         roll_strength: (B,) float32: extent that the roll adds half a side away, over extent_px; 0 without.
         highlight_gain: (B,) float32, 1 without saturation.
         noise_sigma: (B,) float32 at stored mid-grey; 0 without noise.
@@ -47,6 +48,7 @@ class Degradation:
     mode: Tensor
     family: Tensor
     path_index: Tensor
+    path_parameters: Tensor
     roll_strength: Tensor
     highlight_gain: Tensor
     noise_sigma: Tensor
@@ -131,13 +133,14 @@ class Degrade(torch.nn.Module):
         quality = (low + (streams.uniform() * (high + 1 - low)).floor()).long().clamp(low, high)
         compressed = streams.chance(config.jpeg_share)
         subsampled = streams.chance(config.chroma_subsampling_share) & compressed
-        paths, family, index = self._paths(seeds, streams.uniform())
+        drawn_paths, index = self.draw_paths(seeds)
         return Degradation(
             seeds=seeds,
             extent_px=extent,
             mode=mode,
-            family=family,
+            family=drawn_paths.family,
             path_index=index,
+            path_parameters=drawn_paths.parameters,
             roll_strength=torch.where(mode == _ROLLING, strength, 0.0),
             highlight_gain=gain,
             noise_sigma=torch.where(noisy, sigma, 0.0),
@@ -145,14 +148,26 @@ class Degrade(torch.nn.Module):
             bayer=bayer,
             jpeg_quality=torch.where(compressed, quality, 0),
             chroma_subsampled=subsampled,
-        ), paths
+        ), drawn_paths.paths
 
-    def _paths(self, seeds: Tensor, choice: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def draw_paths(self, seeds: Tensor) -> tuple[Trajectories, Tensor]:
+        """The unit-extent paths that samples of these seeds take.
+
+        Args:
+            seeds: (B,) int64.
+
+        Returns:
+            The paths, and (B,) int64 of their places in the bank (-1 without one).
+        """
         if self.bank is None:
-            drawn = sample_trajectories(seeds, self.config.mix)
-            return drawn.paths, drawn.family, torch.full_like(seeds, -1)
-        index = (choice * len(self.bank)).long().clamp_max(len(self.bank) - 1)
-        return self.bank.paths[index], self.bank.family[index], index
+            return sample_trajectories(seeds, self.config.mix), torch.full_like(seeds, -1)
+        bank = self.bank
+        choice = Streams(seeds, purpose=6).uniform()
+        index = (choice * len(bank)).long().clamp_max(len(bank) - 1)
+        chosen = Trajectories(
+            paths=bank.paths[index], family=bank.family[index], parameters=bank.path_parameters[index]
+        )
+        return chosen, index
 
     def _move(self, light: Tensor, paths: Tensor, drawn: Degradation) -> Tensor:
         result = torch.empty_like(light)

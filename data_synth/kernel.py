@@ -100,6 +100,7 @@ class KernelBank(torch.nn.Module):
 
     paths: Tensor
     family: Tensor
+    path_parameters: Tensor
 
     def __init__(self, count: int = 20_000, seed: int = 0, mix: Sequence[float] = (0.4, 0.45, 0.15)) -> None:
         super().__init__()
@@ -108,6 +109,7 @@ class KernelBank(torch.nn.Module):
         drawn = sample_trajectories(derive_seeds(seed, torch.arange(count)), mix)
         self.register_buffer("paths", drawn.paths, persistent=False)
         self.register_buffer("family", drawn.family, persistent=False)
+        self.register_buffer("path_parameters", drawn.parameters, persistent=False)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -23,6 +23,12 @@ from data_synth.streams import Streams
 from deblur.errors import OptionError
 
 FAMILIES = ("walk", "smooth", "line")
+PARAMETERS = {
+    "walk": ("anxiety", "tremor_rad", "centripetal", "exposure"),
+    "smooth": ("length_scale", "flatness", "angle_rad"),
+    "line": ("angle_rad", "acceleration"),
+}
+"""What the columns of Trajectories.parameters hold, by family; columns beyond are 0."""
 STEPS = 256
 """Samples along a path, equal in time."""
 
@@ -49,8 +55,7 @@ class Trajectories:
         paths: (n, 2, STEPS) float32, x then y; larger side of the bounding box 1 (or 0 for a path that
             stands still), mean position 0.
         family: (n,) int64, index into FAMILIES.
-        parameters: (n, 4) float32: for walk anxiety, tremor, centripetal pull, exposure; for smooth length
-            scale, flatness, angle in radians, 0; for line angle, acceleration, 0, 0.
+        parameters: (n, 4) float32; see PARAMETERS.
     """
 
     paths: Tensor
