@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from deblur.errors import OptionError
 
+MAX_WIDTH, MAX_BLOCKS = 1024, 64  # a weights file must not be able to ask for any amount of memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
@@ -43,6 +45,14 @@ class GeneratorConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("gated", "resnet"):
             raise OptionError(f"generator kind: expected 'gated' or 'resnet', got {self.kind!r}")
+        blocks = self.down + self.up
+        if not all(1 <= w <= MAX_WIDTH for w in self.widths) or not all(0 <= n <= MAX_BLOCKS for n in blocks):
+            raise OptionError(
+                f"generator: expected widths in 1..{MAX_WIDTH} and block counts in 0..{MAX_BLOCKS}, "
+                f"got {self.widths}, {blocks}"
+            )
+        if self.stem not in (1, 2, 4, 8):
+            raise OptionError(f"generator stem: expected 1, 2, 4 or 8, got {self.stem}")
         if self.kind == "gated" and not (len(self.down) == len(self.widths) == len(self.up) + 1):
             raise OptionError(
                 "gated generator: expected as many `down` as `widths` and one `up` fewer, "

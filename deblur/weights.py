@@ -46,9 +46,16 @@ class Weights:
 
 
 def bundled() -> dict[str, dict[str, str]]:
-    """Bundled weights by name: `file`, `sha256` and a `summary` of what each is for."""
-    index = json.loads((ASSETS / "weights.json").read_text(encoding="utf-8"))
-    return dict(index)
+    """Bundled weights by name: `file`, `sha256` and a `summary` of what each is for.
+
+    Raises:
+        WeightsError: the list is absent or damaged.
+    """
+    path = ASSETS / "weights.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"weights: the list of bundled files {path} cannot be read; install again") from error
 
 
 def load_weights(name_or_path: str | os.PathLike[str] = "default") -> Weights:
