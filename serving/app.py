@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -77,7 +78,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     loading = service.start()
-    if service.settings.on_load_failure == "exit":
+    exits = service.settings.on_load_failure == "exit"
+    if multiprocessing.parent_process() is not None:
+        # One of several workers on one socket: what it accepts before it is ready, a ready one would have served.
+        await loading
+        if exits and service.fleet.failure is not None:
+            raise service.fleet.failure
+    elif exits:
         loading.add_done_callback(lambda _: _exit_if_failed(service))
     try:
         with drain_on_signals(service.drain, service.settings.drain_delay_s):

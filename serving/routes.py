@@ -31,6 +31,8 @@ from serving.upload import ClientGone, read_picture
 
 WEB = Path(__file__).parent / "web"
 _CHUNK = 64 * 1024
+_HEADER = APIKeyHeader(name="X-API-Key", auto_error=False, scheme_name="ApiKey")
+_BEARER = HTTPBearer(auto_error=False, scheme_name="Bearer")
 
 
 class Sent(Response):
@@ -235,12 +237,10 @@ def _facts(ticket: Ticket, outcome: Outcome) -> dict[str, Any]:
 def _key_check(keys: Sequence[str]) -> Callable[..., None]:
     """A dependency that asks for one of the keys; the time it takes does not depend on them."""
     known = [hashlib.sha256(key.encode()).digest() for key in keys]
-    header = APIKeyHeader(name="X-API-Key", auto_error=False, scheme_name="ApiKey")
-    bearer = HTTPBearer(auto_error=False, scheme_name="Bearer")
 
     def check(
-        plain: Annotated[str | None, Depends(header)],
-        token: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+        plain: Annotated[str | None, Depends(_HEADER)],
+        token: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
     ) -> None:
         offered = plain or (token.credentials if token else "")
         digest = hashlib.sha256(offered.encode()).digest()

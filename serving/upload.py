@@ -18,9 +18,6 @@ from serving.errors import Problem
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-#: What a refused request may still send before the answer; spares most clients a broken pipe.
-DISCARD_BYTES = 1024 * 1024
-DISCARD_SECONDS = 1.0
 #: Bytes that part headers and other fields may take beside the picture.
 _OVERHEAD_BYTES = 64 * 1024
 _MAX_PARTS = 32
@@ -65,24 +62,9 @@ async def read_picture(
     return picture
 
 
-async def discard(request: Request) -> None:
-    """Reads and forgets a small rest of the body, so that the client gets to read the answer."""
-    if "100-continue" in request.headers.get("expect", "").lower():
-        return  # such a client waits for leave before it sends
-    seen = 0
-    try:
-        async with asyncio.timeout(DISCARD_SECONDS):
-            async for chunk in request.stream():
-                seen += len(chunk)
-                if seen > DISCARD_BYTES:
-                    return
-    except (TimeoutError, ClientDisconnect, RuntimeError):
-        return
-
-
 def _too_large(max_bytes: int, got: str) -> Problem:
     detail = f"Expected at most {max_bytes} bytes, got {got}."
-    return Problem("body-too-large", detail, headers={"Connection": "close"}, fields={"max_bytes": max_bytes})
+    return Problem("body-too-large", detail, fields={"max_bytes": max_bytes})
 
 
 def _is_multipart(request: Request) -> bool:

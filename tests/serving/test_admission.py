@@ -2,6 +2,7 @@ import asyncio
 from concurrent.futures import Future
 
 import pytest
+
 from serving.admission import Admission, Bounds
 from serving.errors import Problem
 
@@ -13,9 +14,7 @@ class Queue:
         self.age_s = 0.0
         self.rejected = []
         values = {"requests": 3, "bytes": 100, "pixels": 1000, "age_s": 5.0, **bounds}
-        self.admission = Admission(
-            Bounds(**values), oldest_wait_s=lambda: self.age_s, on_reject=self.rejected.append
-        )
+        self.admission = Admission(Bounds(**values), oldest_wait_s=lambda: self.age_s, on_reject=self.rejected.append)
 
 
 def refusal(call, *args):

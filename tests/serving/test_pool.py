@@ -3,6 +3,7 @@ import threading
 import weakref
 
 import pytest
+
 from serving.pool import FINISH, PREPARE, Pool
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+
 from serving.settings import Settings, describe
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +71,5 @@ def test_bad_settings_end_the_process_with_a_message(monkeypatch):
 
 def test_the_command_prints_the_table(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    done = subprocess.run(
-        [sys.executable, "-m", "serving", "--settings"], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-m", "serving", "--settings"], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == describe()

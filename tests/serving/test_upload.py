@@ -1,11 +1,13 @@
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+
 from serving.errors import Problem
 from serving.upload import ClientGone, read_picture
-from starlette.requests import Request
 
 LIMIT = 1000
 
@@ -48,7 +50,7 @@ def refusal(*args, **kwargs):
 def test_the_part_named_file_comes_out_whole_however_it_is_cut(content, cuts):
     body = form([("note", b"hello"), ("file", content), ("more", b"")])
     edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
-    chunks = [body[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    chunks = [body[a:b] for a, b in pairwise(edges)]
     if b"\r\n--xyz" not in content:
         assert read(chunks, FORM)[0] == content
     assert read([content], "image/x-anything")[0] == content
@@ -79,7 +81,7 @@ def test_nothing_is_400():
         b"abc",
         form([("file", b"abc")], boundary="other"),
         form([(f"f{i}", b"") for i in range(100)] + [("file", b"abc")]),
-        b'--xyz\r\nContent-Disposition: form-data\r\n\r\nabc\r\n--xyz--\r\n',
+        b"--xyz\r\nContent-Disposition: form-data\r\n\r\nabc\r\n--xyz--\r\n",
     ],
 )
 def test_a_malformed_form_is_400(body):
@@ -117,7 +119,9 @@ def test_a_client_that_leaves_in_the_middle_is_noticed():
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_picture_or_a_4xx(body):
+    status = 200
     try:
         read([b"--xyz\r\n" + body], FORM)
     except Problem as problem:
-        assert problem.status in (400, 413)
+        status = problem.status
+    assert status in (200, 400, 413)
