@@ -1,4 +1,4 @@
-"""What a run is: frozen dataclasses, and recipes as functions that return a whole one."""
+"""What a run is: frozen dataclasses that are written beside the run and read back."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from data_synth import DegradeConfig, shen2018
+from data_synth import DegradeConfig
 from data_synth import default as default_blur
 from deblur.errors import OptionError
-from deblur.generator import GeneratorConfig, gated, resnet
+from deblur.generator import GeneratorConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +61,15 @@ class LossConfig:
         pixel_weight: weight of the pixel loss.
         fft_weight: weight of the L1 distance of orthonormal 2-D spectra.
         perceptual_weight: weight of the distance in feature space.
+        perceptual_from: progress of the run, 0..1, from which the perceptual loss counts.
         perceptual_net: `vgg16` or `vgg19`, torchvision's, ImageNet weights.
-        perceptual_layers: names of the feature maps compared, such as `relu3_3`.
+        perceptual_layers: names of the feature maps compared: `conv3_3` before the ReLU, `relu3_3` after it.
         perceptual_distance: `l1` relative to the sharp features' mean size, or `mse`.
         adversarial: form of the adversarial loss: `hinge`, `ralsgan` (relativistic average least squares) or
             `wgan-gp` (Wasserstein with gradient penalty).
         adversarial_weight: weight of the generator's adversarial loss.
+        adversarial_from: progress of the run, 0..1, from which the discriminator is trained.
+        discriminator_warmup: steps that the discriminator is trained for before the generator listens to it.
         critic_steps: discriminator steps before each generator step.
         gradient_penalty: weight of the gradient penalty (`wgan-gp` only).
     """
@@ -76,13 +78,23 @@ class LossConfig:
     pixel_weight: float = 1.0
     fft_weight: float = 0.1
     perceptual_weight: float = 0.0
+    perceptual_from: float = 0.0
     perceptual_net: Literal["vgg16", "vgg19"] = "vgg16"
     perceptual_layers: tuple[str, ...] = ("relu2_2", "relu3_3")
     perceptual_distance: Literal["l1", "mse"] = "l1"
     adversarial: Literal["hinge", "ralsgan", "wgan-gp"] = "hinge"
     adversarial_weight: float = 0.0
+    adversarial_from: float = 0.0
+    discriminator_warmup: int = 0
     critic_steps: int = 1
     gradient_penalty: float = 10.0
+
+    def __post_init__(self) -> None:
+        weights = (self.pixel_weight, self.fft_weight, self.perceptual_weight, self.adversarial_weight)
+        if min(weights) < 0 or max(weights) == 0:
+            raise OptionError(f"loss: expected weights of at least 0 and one above, got {weights}")
+        if self.critic_steps < 1:
+            raise OptionError(f"critic_steps: expected at least 1, got {self.critic_steps}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +108,12 @@ class OptimizerConfig:
         weight_decay: decoupled weight decay.
         clip_norm: gradients are scaled down to this norm; 0 leaves them.
         warmup_steps: steps of linear warm-up.
-        final_rate: learning rate at the end over the peak; the way there is a half cosine.
+        schedule: from the peak to the end: `cosine` (half a period), or `linear` (constant for half of the run, then
+            straight down).
+        final_rate: learning rate at the end over the peak.
         muon_rate: peak learning rate of Muon.
-        discriminator_rate: learning rate of the discriminator, constant after warm-up.
+        discriminator_rate: peak learning rate of the discriminator, whose optimizer is Adam on the same schedule.
+        discriminator_betas: decay of that Adam's moments.
     """
 
     kind: Literal["adamw", "adam", "muon"] = "adamw"
@@ -107,9 +122,11 @@ class OptimizerConfig:
     weight_decay: float = 1e-4
     clip_norm: float = 1.0
     warmup_steps: int = 200
+    schedule: Literal["cosine", "linear"] = "cosine"
     final_rate: float = 0.01
     muon_rate: float = 0.02
     discriminator_rate: float = 2e-4
+    discriminator_betas: tuple[float, float] = (0.5, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +156,14 @@ class TrainConfig:
         loss: the losses and their weights.
         optimizer: how weights move.
         stages: crop sizes over the run.
+        recipe: name of the recipe that this began as.
+        data: where sharp faces come from, each `PATH` or `PATH=WEIGHT`.
+        held_out: share of each set without a split of its own that is kept for validation, 0..1.
+        validate: folder with `blurred/` and `sharp/` to validate on, instead of held-out faces.
+        init: weights that the generator started from.
+        perceptual_weights: local file for the perceptual loss; None takes torchvision's.
         steps: length in generator steps; 0 leaves it to `minutes`.
-        minutes: length in minutes of training time; 0 leaves it to `steps`.
+        minutes: length in minutes on the clock, validation included; 0 leaves it to `steps`.
         ema_decay: decay of the averaged weights, which are what is validated and exported.
         precision: `auto` (bf16 where the device multiplies it fast), `fp32`, `bf16` or `fp16`.
         seed: seed of everything.
@@ -149,6 +172,8 @@ class TrainConfig:
         validate_every: generator steps between validations; 0 never.
         validation_count: validation pairs.
         detect: run the face detector in validation.
+        best_by: measure that decides which weights are the best so far: `psnr`, `ssim`, `perceptual` (lower is
+            better; needs the perceptual loss) or `confidence` (the detector's, mean over all faces).
         checkpoint_minutes: minutes between checkpoints.
         keep: checkpoints kept.
         log_every: steps between log lines.
@@ -162,6 +187,12 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     stages: tuple[Stage, ...]
+    recipe: str = "custom"
+    data: tuple[str, ...] = ()
+    held_out: float = 0.02
+    validate: str | None = None
+    init: str | None = None
+    perceptual_weights: str | None = None
     steps: int = 0
     minutes: float = 0.0
     ema_decay: float = 0.999
@@ -171,7 +202,8 @@ class TrainConfig:
     compile: bool = False
     validate_every: int = 1000
     validation_count: int = 96
-    detect: bool = False
+    detect: bool = True
+    best_by: Literal["psnr", "ssim", "perceptual", "confidence"] = "psnr"
     checkpoint_minutes: float = 4.0
     keep: int = 2
     log_every: int = 50
@@ -184,6 +216,13 @@ class TrainConfig:
         ends = [stage.until for stage in self.stages]
         if ends != sorted(ends) or ends[-1] != 1.0:
             raise OptionError(f"stages: expected rising `until` that end at 1, got {ends}")
+        for name in ("accumulate", "keep", "log_every", "bad_steps"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.steps < 0 or self.minutes < 0:
+            raise OptionError(f"expected a length of at least 0, got steps={self.steps}, minutes={self.minutes}")
+        if not 0 <= self.held_out < 1:
+            raise OptionError(f"held_out: expected a share in [0, 1), got {self.held_out}")
 
     def buckets_at(self, progress: float) -> tuple[Bucket, ...]:
         """Buckets of the stage that the run is in at a progress in 0..1."""
@@ -193,102 +232,6 @@ class TrainConfig:
     def adversarial(self) -> bool:
         """Whether a discriminator is trained."""
         return self.loss.adversarial_weight > 0
-
-
-def fast() -> TrainConfig:
-    """The default generator with pixel, perceptual and adversarial losses on mixed sizes."""
-    return dataclasses.replace(
-        pixels(),
-        loss=LossConfig(perceptual_weight=0.1, adversarial_weight=0.01),
-        optimizer=OptimizerConfig(learning_rate=2e-4),
-        minutes=60.0,
-    )
-
-
-def pixels() -> TrainConfig:
-    """The first phase of the bundled weights: pixel losses only, small crops first."""
-    small = Bucket(height=64, width=64, batch=32, zoom=(1.0, 1.5))
-    celeba = Bucket(height=104, width=88, batch=20, zoom=(1.0, 1.1), max_side=120)
-    middle = Bucket(height=128, width=128, batch=16)
-    large = Bucket(height=256, width=256, batch=4, share=0.15)
-    return TrainConfig(
-        generator=gated(stem=4, widths=[64, 128, 192], down=[2, 3, 5], up=[2, 2]),
-        stages=(
-            Stage(until=0.2, buckets=(small,)),
-            Stage(
-                until=0.9,
-                buckets=(dataclasses.replace(celeba, share=0.4), middle),
-            ),
-            Stage(until=1.0, buckets=(dataclasses.replace(celeba, share=0.4), middle, large)),
-        ),
-        degrade=dataclasses.replace(default_blur(), rotation_share=0.35, noise_share=0.95),
-        optimizer=OptimizerConfig(learning_rate=1.5e-3),
-        minutes=60.0,
-    )
-
-
-def paper() -> TrainConfig:
-    """The DeblurGAN form (Kupyn et al. 2018, section 3): resnet generator, WGAN-GP critic, content loss."""
-    return TrainConfig(
-        generator=resnet(),
-        discriminator=DiscriminatorConfig(width=64, layers=3, norm="instance"),
-        degrade=shen2018(),
-        loss=LossConfig(
-            pixel_weight=0.0,
-            fft_weight=0.0,
-            perceptual_weight=100.0,
-            perceptual_net="vgg19",
-            perceptual_layers=("relu3_3",),
-            perceptual_distance="mse",
-            adversarial="wgan-gp",
-            adversarial_weight=1.0,
-            critic_steps=5,
-            gradient_penalty=10.0,
-        ),
-        optimizer=OptimizerConfig(
-            kind="adam",
-            learning_rate=1e-4,
-            betas=(0.5, 0.999),
-            weight_decay=0.0,
-            clip_norm=0.0,
-            final_rate=0.0,
-            discriminator_rate=1e-4,
-        ),
-        stages=(Stage(until=1.0, buckets=(Bucket(height=128, width=128, batch=1),)),),
-        steps=300_000,
-    )
-
-
-def tiny() -> TrainConfig:
-    """Seconds on a CPU: for tests and a first contact."""
-    return TrainConfig(
-        generator=gated(widths=[8, 16], down=[1, 1], up=[1]),
-        discriminator=DiscriminatorConfig(width=8, layers=2),
-        degrade=dataclasses.replace(default_blur(), bank_size=256),
-        loss=LossConfig(adversarial_weight=0.01),
-        stages=(Stage(until=1.0, buckets=(Bucket(height=32, width=32, batch=4),)),),
-        optimizer=OptimizerConfig(warmup_steps=2),
-        steps=20,
-        validate_every=10,
-        validation_count=4,
-        log_every=5,
-        precision="fp32",
-        cache_mib=64,
-    )
-
-
-RECIPES: dict[str, Callable[[], TrainConfig]] = {"fast": fast, "pixels": pixels, "paper": paper, "tiny": tiny}
-
-
-def recipe(name: str) -> TrainConfig:
-    """A recipe's config by its name.
-
-    Raises:
-        OptionError: there is no such recipe.
-    """
-    if name not in RECIPES:
-        raise OptionError(f"recipe: expected one of {', '.join(RECIPES)}, got {name!r}")
-    return RECIPES[name]()
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
@@ -308,19 +251,32 @@ def load_config(path: Path) -> TrainConfig:
         raise OptionError(f"run config {path}: expected the JSON that a run writes beside it; {error}") from error
 
 
-def from_plain(kind: Any, value: Any) -> Any:
-    """Rebuilds dataclasses and tuples from plain JSON values, by the annotations."""
+def from_plain(kind: Any, value: Any, name: str = "config") -> Any:
+    """Rebuilds dataclasses and tuples from plain JSON values, by the annotations.
+
+    Raises:
+        OptionError: a key is unknown, or a value is not of its kind.
+    """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        unknown = set(value) - set(hints)
-        if unknown:
-            raise OptionError(f"{kind.__name__}: unknown keys {sorted(unknown)}")
-        return kind(**{k: from_plain(hints[k], v) for k, v in value.items()})  # type: ignore[operator]
+        if not isinstance(value, dict) or set(value) - set(hints):
+            found = sorted(set(value) - set(hints)) if isinstance(value, dict) else value
+            raise OptionError(f"{name}: expected the keys {', '.join(hints)}; got {found}")
+        return kind(**{k: from_plain(hints[k], v, f"{name}.{k}") for k, v in value.items()})  # type: ignore[operator]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(from_plain(k, v) for k, v in zip(kinds, value, strict=True))
+        return tuple(from_plain(k, v, name) for k, v in zip(kinds, value, strict=True))
     if origin in (types.UnionType, typing.Union):
         inner = [a for a in arguments if a is not type(None)]
-        return None if value is None else from_plain(inner[0], value)
-    return value
+        return None if value is None else from_plain(inner[0], value, name)
+    fits = value in arguments if origin is Literal else _is_scalar(kind, value)
+    if not fits:
+        raise OptionError(f"{name}: expected {arguments or kind.__name__}, got {value!r}")
+    return float(value) if kind is float else value
+
+
+def _is_scalar(kind: Any, value: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is kind

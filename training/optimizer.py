@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from training.config import OptimizerConfig
 
 
-def build_optimizer(module: nn.Module, config: OptimizerConfig, rate: float) -> torch.optim.Optimizer:
-    """An optimizer over a module's parameters; norms, biases and scales are not decayed."""
+def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The generator's optimizer; norms, biases and scales are not decayed."""
     if config.kind == "muon":
         return Muon(module.parameters(), config)
     decayed = [p for p in module.parameters() if p.ndim > 1 and min(p.shape[:2]) > 1]
@@ -22,14 +22,21 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, rate: float) -> 
         {"params": plain, "weight_decay": 0.0},
     ]
     kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-    return kind(groups, lr=rate, betas=config.betas, fused=True)
+    return kind(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
 def rate_at(config: OptimizerConfig, step: int, progress: float) -> float:
-    """Learning rate over its peak: linear warm-up by steps, then a half cosine over the run's progress in 0..1."""
+    """Learning rate over its peak: linear warm-up by steps, then the schedule over the run's progress in 0..1."""
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return warm * (config.final_rate + (1 - config.final_rate) * cosine)
+    progress = min(1.0, progress)
+    fall = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else min(1.0, 2 * (1 - progress))
+    return warm * (config.final_rate + (1 - config.final_rate) * fall)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, peak: float, factor: float) -> None:
+    """Sets every group's learning rate to its own peak (or the one given) times a factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.get("peak", peak) * factor
 
 
 class Muon(torch.optim.Optimizer):
