@@ -1,6 +1,7 @@
 """From folders to a report."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,10 +56,10 @@ def evaluate(
         if restored_folder is None:
             raise OptionError("weights need a folder for the pictures restored with them")
         restorer = deblur.load(config.weights, device=config.device)
-        model = {"weights": config.weights, "weights_sha256": restorer.weights.sha256}
-        pairs = _restore(pairs, restorer, config.mode, restored_folder, tell)
+        pairs, kept = _restore(pairs, restorer, config.mode, restored_folder, tell)
         if config.negatives_restored is None:
-            negatives = _restore(negatives, restorer, config.mode, restored_folder / "negatives", tell)
+            negatives, _ = _restore(negatives, restorer, config.mode, restored_folder / "negatives", tell)
+        model = {"weights": config.weights, "weights_sha256": restorer.weights.sha256, "faces_left_alone": kept}
     records = _measured(pairs, networks, config.threshold, "measure", tell)
     false = _measured(negatives, networks, config.threshold, "negatives", tell)
     extents, unit, error = _extents(records)
@@ -76,17 +77,20 @@ def evaluate(
     )
 
 
-def _restore(pairs: Sequence[Pair], restorer: "Restorer", mode: str, folder: Path, tell: Progress) -> list[Pair]:
-    """Each blurred picture restored and stored without loss, at its depth."""
-    restored = []
+def _restore(
+    pairs: Sequence[Pair], restorer: "Restorer", mode: str, folder: Path, tell: Progress
+) -> tuple[list[Pair], dict[str, int]]:
+    """Each blurred picture restored and stored without loss; and how many faces were left alone, by reason."""
+    restored, kept = [], Counter[str]()
     for index, pair in enumerate(pairs):
         path = folder / f"{pair.name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         result = restorer.restore(pair.blurred, mode=mode)
         path.write_bytes(encode(result.picture, format="PNG"))
         restored.append(dataclasses.replace(pair, restored=path))
+        kept.update(face.kept_original for face in result.faces if face.kept_original)
         tell("restore", index + 1, len(pairs))
-    return restored
+    return restored, dict(kept)
 
 
 def _measured(pairs: Sequence[Pair], networks: Networks, threshold: float, step: str, tell: Progress) -> list[Record]:

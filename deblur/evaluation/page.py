@@ -86,7 +86,8 @@ def _introduction(report: "Report") -> str:
             f"The reference faces are those found on the sharp pictures with a score of at least {threshold}. A hit "
             f"overlaps its reference by IoU {overlap} or more, one to one; a missed face counts as confidence 0. Sharp "
             "is the ceiling. On small aligned crops the detection rate saturates: read it beside the other figures. "
-            "Brackets hold 95% bootstrap intervals over pictures."
+            "Brackets hold 95% bootstrap intervals over pictures; where all pictures agree, they have no width. "
+            "PSNR is cut at 100 dB, which stands for equal pictures."
         )
     else:
         text = (

@@ -121,18 +121,16 @@ class Report:
             raise OutputError(f"{folder}: the report cannot be written: {error.strerror}") from error
 
     def summary(self) -> str:
-        """A plain-text table of the groups, for the terminal."""
-        measures = list(self.groups[0].figures)
-        lines = [f"{self.about['pictures']} pictures, {'referenced' if self.referenced else 'UNREFERENCED'}"]
-        for measure in measures:
-            sides = [side for side in (*SIDES, "gain") if side in self.groups[0].figures[measure]]
+        """A plain-text table of the bands of blur extent, for the terminal."""
+        kind = "referenced" if self.referenced else "UNREFERENCED"
+        lines = [f"{self.about['pictures']} pictures, {kind}; blur extent in {self.about['extent_unit']}"]
+        shown = [one for one in self.groups if one.kind != "extent"]
+        for measure, figures in shown[0].figures.items():
+            sides = [side for side in (*SIDES, "gain") if side in figures]
             lines += ["", f"{measure:<20}" + "".join(f"{side:>26}" for side in sides)]
-            for one in self.groups:
+            for one in shown:
                 cells = [_cell(one.figures.get(measure, {}).get(side)) for side in sides]
-                lines.append(
-                    f"  {one.kind + ' ' + one.name if one.kind != 'all' else 'all':<12}{one.pictures:>5} "
-                    + "".join(f"{cell:>26}" for cell in cells)
-                )
+                lines.append(f"  {one.name:<12}{one.pictures:>5} " + "".join(f"{cell:>26}" for cell in cells))
         lines += ["", *(f"{name}: absent, {reason}" for name, reason in self.absent.items())]
         return "\n".join(lines).rstrip()
 

@@ -174,6 +174,7 @@ def test_pictures_are_restored_on_the_way_where_weights_are_named(folders, tmp_p
     # A fresh generator is the identity, so nothing is gained and nothing is lost beyond rounding.
     assert found.group("all").figures["psnr"]["gain"].value == pytest.approx(0.0, abs=0.01)
     assert len(found.about["weights_sha256"]) == 64
+    assert found.about["faces_left_alone"] == {"sharp": 1}
     with pytest.raises(OptionError, match="folder"):
         evaluate(weights)
 
