@@ -22,7 +22,7 @@ DEBUG = "DEBLUR_DEBUG"
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
 _COMMANDS = {
     "restore": ("deblur.batch.command", "restore pictures and folders"),
-    "evaluate": ("deblur.evaluation", "measure blurred and restored pictures: faces found, PSNR, ..."),
+    "evaluate": ("deblur.evaluation", "measure blurred and restored pictures: faces found, fidelity, identity"),
     "export": ("deblur.export", "write the generator for use without PyTorch (ONNX)"),
     "info": ("deblur.cli", "show versions, device and weights"),
 }
@@ -86,7 +86,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((word for word in words if not word.startswith("-")), None)
     for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
         if name == asked:
             importlib.import_module(module).add_arguments(command)
     return parser

@@ -265,8 +265,9 @@ def _finish(args: argparse.Namespace, options: Options, summary: Summary) -> int
     print_summary(summary, options.settings.output, _style(args), sys.stdout, sys.stderr)
     if summary.interrupted:
         return INTERRUPTED
-    if not summary.seen and args.watch is None:
-        sys.stderr.write("deblur: no pictures were found\n")
+    if not summary.entries and not summary.existing and args.watch is None:
+        if not summary.failed:
+            sys.stderr.write("deblur: no pictures were found\n")
         return NOTHING_DONE
     return SOME_FAILED if summary.failed else OK
 

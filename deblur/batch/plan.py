@@ -130,29 +130,37 @@ def find_jobs(
     selection = selection or Selection()
     names = Names(taken or {}, format)
     found = Found(names=names)
+    candidates = list(_candidates(inputs, output, selection, taken or {}, found))
+    # Files that need no new suffix come first: a.png stays a.png even where a.jpg becomes a PNG beside it.
+    outputs: dict[str, str] = {}
+    for key, _, wanted in sorted(candidates, key=lambda item: not names.fits(item[2])):
+        outputs[key] = names.claim(key, wanted)
+    for key, source, _ in candidates:
+        if selection.holds(key):
+            found.jobs.append(Job(key=key, source=source, output=outputs[key]))
+    return found
+
+
+def _candidates(
+    inputs: Collection[Path], output: Path, selection: Selection, taken: Mapping[str, str], found: Found
+) -> Iterator[tuple[str, Path, str]]:
+    """(key, path, wanted output) of all pictures of all shards."""
     here = _real(output)
-    written = {os.path.join(here, path) for path in (taken or {}).values()}  # noqa: PTH118 (millions of them)
+    written = {os.path.join(here, path) for path in taken.values()}  # noqa: PTH118 (millions of them)
     roots = _labels(inputs)
     for path, label in roots:
-        if path.is_dir():
-            prefix = f"{label}/" if len(roots) > 1 else ""
-            files = _walk(path, here, selection, found)
+        if not path.exists() and not path.is_symlink():
+            found.problems.append((str(path), "no such file or folder"))
+        elif not path.is_dir():
+            yield str(path.absolute()), path, label
         else:
-            prefix, files = "", iter([(str(path.absolute()), path)])
-            if not path.exists() and not path.is_symlink():
-                found.problems.append((str(path), "no such file or folder"))
-                continue
-        for relative, source in files:
-            is_given = source is path
-            key = relative if is_given else prefix + relative
-            if not is_given and _real(source) in written and taken and taken.get(key) is None:
-                found.ignore("written by an earlier run")
-                continue
-            wanted = label if is_given else key
-            job = Job(key=key, source=source, output=names.claim(key, wanted))
-            if selection.holds(key):
-                found.jobs.append(job)
-    return found
+            prefix = f"{label}/" if len(roots) > 1 else ""
+            for relative, source in _walk(path, here, selection, found):
+                key = prefix + relative
+                if _real(source) in written and key not in taken:
+                    found.ignore("written by an earlier run")
+                else:
+                    yield key, source, key
 
 
 def _labels(inputs: Collection[Path]) -> list[tuple[Path, str]]:
@@ -252,6 +260,10 @@ class Names:
         self._used = {_folded(output) for output in taken.values()}
         self._lock = threading.Lock()
 
+    def fits(self, wanted: str) -> bool:
+        """Whether a name needs no other suffix."""
+        return self._format is None or suffix_fits(wanted, self._format)
+
     def claim(self, key: str, wanted: str) -> str:
         """A name for a picture: the one it had before, or `wanted` with the suffix of the format."""
         path = PurePosixPath(wanted)
@@ -263,7 +275,7 @@ class Names:
     def claim_as(self, path: PurePosixPath, family: str | None) -> str:
         """A new name like `path` whose suffix stands for the family."""
         with self._lock:
-            for candidate in _candidates(path, family):
+            for candidate in _name_candidates(path, family):
                 if _folded(candidate) not in self._used:
                     self._used.add(_folded(candidate))
                     return candidate
@@ -277,7 +289,7 @@ def _may_stay(before: str, wanted: PurePosixPath, family: str | None) -> bool:
     return suffix == wanted.suffix.lower() or before.startswith(str(wanted) + ".")
 
 
-def _candidates(path: PurePosixPath, family: str | None) -> Iterator[str]:
+def _name_candidates(path: PurePosixPath, family: str | None) -> Iterator[str]:
     name = path.name
     if family is not None and not suffix_fits(name, family):
         yield str(path.with_name(path.stem + _SUFFIX_OF[family][0]))

@@ -37,6 +37,7 @@ def test_formats_that_meet_do_not_collide(tmp_path):
     assert len({output.lower() for output in jobs.values()}) == len(jobs) == 6
     assert all(output.endswith(".png") for output in jobs.values())
     assert jobs["b.tiff"] == "b.png"
+    assert jobs["a.png"] == "a.png"
 
 
 def test_names_that_differ_in_case_only_do_not_collide(tmp_path):
