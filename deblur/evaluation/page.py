@@ -35,18 +35,38 @@ TITLES = {
     "pictures_with_face": "Pictures with a face",
     "box_agreement": "Overlap of the boxes before and after",
 }
+# Columns left out of the table at a glance: what follows from the others or is the same by definition.
+DULL = frozenset(
+    {
+        ("pictures_with_hit", "blurred"),
+        ("pictures_with_hit", "restored"),
+        ("pictures_with_hit", "gain"),
+        ("detection_rate", "gain"),
+        ("confidence", "sharp"),
+        ("confidence", "gain"),
+        ("false_positives", "sharp"),
+        ("false_positives", "gain"),
+        ("landmark_error", "sharp"),
+        ("psnr", "blurred"),
+        ("ssim", "gain"),
+        ("lpips", "gain"),
+        ("identity", "gain"),
+    }
+)
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; display: block; overflow-x: auto; }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
+th { font-size: 12px; vertical-align: bottom; white-space: normal; min-width: 4rem; }
 th:first-child, td:first-child { text-align: left; }
 tr.all, tr.band { background: var(--soft); }
 small { opacity: .65; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }
-.plots img { max-width: 100%; background: white; }
+.plots img { width: calc(50% - .5rem); min-width: 20rem; background: white; }
 .strips { display: flex; flex-wrap: wrap; gap: 1rem; }
+details { margin: .4rem 0; } summary { cursor: pointer; }
 figure { margin: 0; } figure img { display: block; max-width: 100%; }
 figcaption { font-size: 12px; overflow-wrap: anywhere; max-width: 36rem; }
 .note { border-left: 4px solid #E69F00; padding: .4rem 1rem; background: var(--soft); }
@@ -67,12 +87,14 @@ def page(report: "Report", plots: Mapping[str, bytes]) -> str:
         f"<title>Restoration report{kind}</title><style>{STYLE}</style><body>",
         f"<h1>Restoration report{kind}</h1>",
         _introduction(report),
-        *(_table(report.groups, measure) for measure in report.groups[0].figures),
+        _glance(report.groups),
         _negatives(report),
         "<h2>Curves</h2><div class='plots'>",
         *(f"<img alt='{html.escape(name)}' src='{_data_url(data, 'png')}'>" for name, data in plots.items()),
         "</div>",
         *_strips(report),
+        "<h2>Every figure with its interval</h2>",
+        *(_table(report.groups, measure) for measure in report.groups[0].figures),
         _about(report),
         "</body></html>",
     ]
@@ -109,6 +131,21 @@ def _introduction(report: "Report") -> str:
     return f"<p>{html.escape(text)}</p>" + (f"<ul class='note'>{shown}</ul>" if shown else "")
 
 
+def _glance(groups: Sequence[Group]) -> str:
+    """One table of everything, without intervals."""
+    shown = [(name, side) for name, sides in groups[0].figures.items() for side in sides if (name, side) not in DULL]
+    titles = "".join(f"<th>{TITLES[name].split(' (')[0]}<br>{side}</th>" for name, side in shown)
+    rows = []
+    for one in groups:
+        cells = "".join(f"<td>{_short(one.figures.get(name, {}).get(side))}</td>" for name, side in shown)
+        rows.append(f"<tr class='{one.kind}'><td>{html.escape(one.name)}</td><td>{one.pictures}</td>{cells}</tr>")
+    return f"<h2>At a glance</h2><table><tr><th>extent</th><th>pictures</th>{titles}</tr>{''.join(rows)}</table>"
+
+
+def _short(value: Value | None) -> str:
+    return "&ndash;" if value is None or math.isnan(value.value) else f"{value.value:.3g}"
+
+
 def _table(groups: Sequence[Group], measure: str) -> str:
     sides = [side for side in (*SIDES, "gain") if side in groups[0].figures[measure]]
     head = "".join(f"<th>{side}</th>" for side in ("extent", "pictures", "faces", *sides))
@@ -118,7 +155,8 @@ def _table(groups: Sequence[Group], measure: str) -> str:
         cells = "".join(f"<td>{_figure(figures.get(side))}</td>" for side in sides)
         name = html.escape(one.name)
         rows.append(f"<tr class='{one.kind}'><td>{name}</td><td>{one.pictures}</td><td>{one.faces}</td>{cells}</tr>")
-    return f"<h2>{TITLES[measure]}</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+    table = f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<details><summary>{TITLES[measure]}</summary>{table}</details>"
 
 
 def _figure(value: Value | None) -> str:
