@@ -1,10 +1,12 @@
-"""Where sharp faces come from: a folder, a CelebA root, or a zip, all read by name."""
+"""Where sharp faces come from: a folder, a CelebA root, a zip or a tar, all read by name."""
 
 import os
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from deblur.errors import DataError, OptionError
 
@@ -12,7 +14,12 @@ SPLITS = {"train": "0", "valid": "1", "test": "2"}
 _SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", ".avif", ".heic", ".heif", ".ppm", ".pgm", ".gif")
 )
-_CELEBA_FOLDER, _CELEBA_SPLITS = "img_align_celeba", "list_eval_partition.txt"
+_CELEBA_FOLDER, _CELEBA_ZIP = "img_align_celeba", "img_align_celeba.zip"
+_CELEBA_SPLITS = "list_eval_partition.txt"
+_HOW_CELEBA = (
+    f'CelebA is to be downloaded by hand: {_CELEBA_ZIP} (1.3 GB, "Align&Cropped Images") and {_CELEBA_SPLITS} from '
+    "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html; put both into one folder, packed as they are, and name that"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +27,13 @@ class Sources:
     """Source pictures in a fixed order; pickles to worker processes.
 
     Attributes:
-        root: Folder, or zip file.
+        root: Folder, zip or tar file.
         names: Paths below the root, "/" between parts, sorted.
     """
 
     root: Path
     names: tuple[str, ...]
-    _archives: dict[int, zipfile.ZipFile] = field(default_factory=dict, compare=False, repr=False)
+    _archives: dict[int, "_Archive"] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         return {"root": self.root, "names": self.names, "_archives": {}}
@@ -36,13 +43,13 @@ class Sources:
 
         Raises:
             OSError: It cannot be read.
-            DataError: It cannot be taken out of the zip.
+            DataError: It cannot be taken out of the archive.
         """
         if self.root.is_dir():
             return (self.root / name).read_bytes()
         archive = self._archives.get(os.getpid())
         if archive is None:
-            archive = self._archives[os.getpid()] = zipfile.ZipFile(self.root)
+            archive = self._archives[os.getpid()] = _open_archive(self.root)
         try:
             return archive.read(name)
         except (zipfile.BadZipFile, KeyError, RuntimeError, NotImplementedError) as error:
@@ -54,41 +61,116 @@ def open_sources(faces: Path, split: str = "train", exclude: Path | None = None)
 
     Args:
         faces: A folder (searched to any depth, hidden names and symbolic links to folders left out), a CelebA
-            root as torchvision lays it out (its partition file is honoured), or a zip of pictures.
+            root as torchvision lays it out (its partition file is honoured, its zip need not be unpacked), a
+            zip or uncompressed tar of pictures, or a folder that holds nothing but one of these.
         split: Part of CelebA: train, valid, test or all. Other sets have no parts and are taken whole.
         exclude: A folder below that is left out: the output of an earlier run.
 
     Raises:
-        DataError: There is no such path, no picture in it, or the zip is none.
+        DataError: There is no such path, no picture in it, or the archive is none.
         OptionError: No such split.
     """
     if split != "all" and split not in SPLITS:
         raise OptionError(f"split: expected all or one of {', '.join(SPLITS)}, got {split!r}")
     if not faces.exists():
-        raise DataError(f"{faces}: expected a folder or zip of face pictures, found nothing there")
-    if faces.is_file():
-        names = sorted(_in_zip(faces))
+        raise DataError(f"{faces}: expected a folder, zip or tar of face pictures, found nothing there. {_HOW_CELEBA}")
+    root, partition = _locate(faces)
+    if root.is_file():
+        names = [name for name in _open_archive(root).names() if _is_picture(name)]
+    elif partition:
+        names = [
+            f"{_CELEBA_FOLDER}/{path.name}" for path in (root / _CELEBA_FOLDER).iterdir() if _is_picture(path.name)
+        ]
     else:
-        celeba = _celeba_root(faces)
-        faces = celeba or faces
-        names = sorted(_in_folder(faces, exclude) if celeba is None else _in_celeba(celeba, split))
+        names = list(_in_folder(root, exclude))
+    if partition and split != "all":
+        wanted = _members(partition, split)
+        names = [name for name in names if name.rpartition("/")[2] in wanted]
     if not names:
-        raise DataError(f"{faces}: expected pictures ({' '.join(sorted(_SUFFIXES))}), found none")
-    return Sources(root=faces, names=tuple(names))
+        part = f" of the {split} part that {partition.name} names" if partition and split != "all" else ""
+        raise DataError(f"{faces}: expected pictures ({' '.join(sorted(_SUFFIXES))}){part}, found none. {_HOW_CELEBA}")
+    return Sources(root=root, names=tuple(sorted(names)))
 
 
-def _in_zip(path: Path) -> Iterator[str]:
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
-            head = file.read(512).lstrip().lower()
-        if head.startswith((b"<!doctype", b"<html")):
-            raise DataError(
-                f"{path}: expected a zip, found a web page: the download was refused (a quota page, most "
-                "likely). Download it again later, or from another mirror"
-            )
-        raise DataError(f"{path}: expected a folder or a zip of pictures, found neither; is the download whole?")
-    with zipfile.ZipFile(path) as archive:
-        yield from (name for name in archive.namelist() if _is_picture(name))
+def _locate(faces: Path) -> tuple[Path, Path | None]:
+    """The folder or archive that holds the pictures, and CelebA's partition file where there is one."""
+    if faces.is_file():
+        beside = faces.parent / _CELEBA_SPLITS
+        return faces, beside if faces.name == _CELEBA_ZIP and beside.is_file() else None
+    for root in (faces, faces / "celeba"):
+        partition = root / _CELEBA_SPLITS if (root / _CELEBA_SPLITS).is_file() else None
+        if (root / _CELEBA_FOLDER).is_dir() and partition:
+            return root, partition
+        if (root / _CELEBA_ZIP).is_file() and not (root / _CELEBA_FOLDER).is_dir():
+            return root / _CELEBA_ZIP, partition
+    archives = [path for path in faces.iterdir() if path.suffix.lower() in (".zip", ".tar")]
+    if len(archives) == 1 and next(_in_folder(faces, None), None) is None:
+        return archives[0], None
+    return faces, None
+
+
+def _members(partition: Path, split: str) -> set[str]:
+    lines = (line.split() for line in partition.read_text(encoding="utf-8").splitlines())
+    return {line[0] for line in lines if len(line) == 2 and line[1] == SPLITS[split]}
+
+
+def _open_archive(path: Path) -> "_Archive":
+    if zipfile.is_zipfile(path):
+        return _Zip(path)
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        raise DataError(
+            f"{path}: expected a zip, found a web page: the download was refused (a quota page, most "
+            "likely). Download it again later, or from another mirror"
+        )
+    try:
+        return _Tar(path)
+    except tarfile.TarError as error:
+        raise DataError(
+            f"{path}: expected a zip or an uncompressed tar of pictures, found neither; is the download whole?"
+        ) from error
+
+
+class _Archive(Protocol):
+    def names(self) -> list[str]:
+        """Names of the files in it."""
+
+    def read(self, name: str) -> bytes:
+        """A file's content; KeyError when it is not there."""
+
+
+class _Zip:
+    def __init__(self, path: Path) -> None:
+        self._file = zipfile.ZipFile(path)
+        self._names = [entry.filename for entry in self._file.infolist() if not entry.is_dir()]
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def read(self, name: str) -> bytes:
+        return self._file.read(name)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+
+class _Tar:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with tarfile.open(path, "r:") as archive:
+            members = [member for member in archive if member.isfile()]
+        self._places = {member.name: (member.offset_data, member.size) for member in members}
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def read(self, name: str) -> bytes:
+        offset, size = self._places[name]
+        with self._path.open("rb") as file:  # a handle of its own: threads read at the same time
+            file.seek(offset)
+            return file.read(size)
 
 
 def _in_folder(root: Path, exclude: Path | None) -> Iterator[str]:
@@ -99,22 +181,6 @@ def _in_folder(root: Path, exclude: Path | None) -> Iterator[str]:
         for name in files:
             if _is_picture(name):
                 yield (here / name).relative_to(root).as_posix()
-
-
-def _celeba_root(faces: Path) -> Path | None:
-    """The folder that holds CelebA's pictures and partition file, where there is one."""
-    for root in (faces, faces / "celeba"):
-        if (root / _CELEBA_FOLDER).is_dir() and (root / _CELEBA_SPLITS).is_file():
-            return root
-    return None
-
-
-def _in_celeba(root: Path, split: str) -> Iterator[str]:
-    present = {path.name for path in (root / _CELEBA_FOLDER).iterdir() if _is_picture(path.name)}
-    for line in (root / _CELEBA_SPLITS).read_text(encoding="utf-8").splitlines():
-        name, _, part = line.strip().partition(" ")
-        if name in present and (split == "all" or part.strip() == SPLITS[split]):
-            yield f"{_CELEBA_FOLDER}/{name}"
 
 
 def _is_picture(name: str) -> bool:
