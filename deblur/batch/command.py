@@ -17,7 +17,7 @@ from deblur.batch.plan import SUFFIXES, Selection
 from deblur.errors import OptionError
 
 if TYPE_CHECKING:
-    from deblur.batch.run import Options, Summary
+    from deblur.batch.runner import Options, Summary
     from deblur.restoration import Restorer
 
 OK, SOME_FAILED, USAGE, NOTHING_DONE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -156,7 +156,7 @@ def _is_one_file(args: argparse.Namespace) -> bool:
 
 def _options(args: argparse.Namespace) -> Options:
     from deblur.batch.pipeline import Settings
-    from deblur.batch.run import Options, default_jobs, pixels_for_memory
+    from deblur.batch.runner import Options, default_jobs, pixels_for_memory
     from deblur.images import Limits
 
     if args.jobs is not None and args.jobs < 1:
@@ -212,7 +212,7 @@ def _run_dry(options: Options, args: argparse.Namespace) -> int:
     import json
 
     from deblur.batch.progress import printable
-    from deblur.batch.run import preview
+    from deblur.batch.runner import preview
 
     found = preview(options)
     for job in found.jobs:
@@ -234,7 +234,7 @@ def _run_dry(options: Options, args: argparse.Namespace) -> int:
 def _run_folder(options: Options, args: argparse.Namespace) -> int:
     from deblur.batch.progress import Progress
     from deblur.batch.report import report_path
-    from deblur.batch.run import run as run_folders
+    from deblur.batch.runner import run as run_folders
     from deblur.batch.watch import watch
 
     if args.report:

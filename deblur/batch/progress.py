@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deblur.batch.pipeline import Outcome
-from deblur.batch.run import Listener, Summary
+from deblur.batch.runner import Listener, Summary
 
 STYLES = ("auto", "json", "quiet")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from deblur.batch.compare import small_rgb
 from deblur.batch.files import write_atomically
 from deblur.batch.journal import Entry
-from deblur.batch.run import Summary
+from deblur.batch.runner import Summary
 from deblur.errors import ImageError, OptionError
 from deblur.images import decode, encode
 

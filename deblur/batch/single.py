@@ -15,7 +15,7 @@ import numpy as np
 from deblur.batch.files import write_atomically
 from deblur.batch.pipeline import Settings
 from deblur.batch.progress import print_summary, printable
-from deblur.batch.run import Options, Summary
+from deblur.batch.runner import Options, Summary
 from deblur.errors import ImageError, OptionError, OutputError
 from deblur.images import Limits, Picture, decode, encode, output_format, read_file
 from deblur.images.encoding import family_of

@@ -12,7 +12,7 @@ from deblur.batch.files import check_writable
 from deblur.batch.journal import Journal
 from deblur.batch.pipeline import Outcome, is_done
 from deblur.batch.plan import Found, Job
-from deblur.batch.run import Listener, Options, Summary, clean, run_jobs, scan
+from deblur.batch.runner import Listener, Options, Summary, clean, run_jobs, scan
 
 if TYPE_CHECKING:
     from deblur.restoration import Restorer

@@ -20,7 +20,7 @@ from skimage import data
 from deblur.batch import Listener, Options, Selection, Settings, run
 from deblur.batch.journal import FILE_NAME, read_entries
 from deblur.batch.pipeline import PixelBudget
-from deblur.batch.run import BASE_BYTES, pixels_for_memory
+from deblur.batch.runner import BASE_BYTES, pixels_for_memory
 from deblur.batch.watch import watch
 from deblur.errors import OptionError, OutOfMemory, WeightsError
 from deblur.generator import build, gated
