@@ -1,10 +1,19 @@
 """What a degradation may do: one frozen config, and the named recipes."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from deblur.errors import OptionError
+
+_BOUNDS = {
+    "shot_share": (0.0, 1.0),
+    "saturation_gain": (1.0, math.inf),
+    "white_balance_gain": (1.0, math.inf),
+    "jpeg_quality": (1.0, 100.0),
+}
+"""Where a range has to lie, other than at or above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +83,15 @@ class DegradeConfig:
         for name, value in dataclasses.asdict(self).items():
             if name.endswith("_share") and not isinstance(value, tuple) and not 0.0 <= value <= 1.0:
                 raise OptionError(f"{name}: expected a probability in 0..1, got {value}")
-            if isinstance(value, tuple) and name != "mix" and not 0 <= value[0] <= value[1]:
-                raise OptionError(f"{name}: expected (low, high) with 0 <= low <= high, got {value}")
+            least, most = _BOUNDS.get(name, (0.0, math.inf))
+            if isinstance(value, tuple) and name != "mix" and not least <= value[0] <= value[1] <= most:
+                raise OptionError(f"{name}: expected (low, high) in {least:g}..{most:g}, got {value}")
+        if len(self.mix) != 3 or min(self.mix) < 0 or sum(self.mix) <= 0:
+            raise OptionError(f"mix: expected three weights >= 0 with a sum > 0, got {self.mix}")
+        if self.bank_size < 0 or self.sharp_extent_px < 0:
+            raise OptionError(
+                f"bank_size, sharp_extent_px: expected at least 0, got {self.bank_size}, {self.sharp_extent_px}"
+            )
         if self.rotation_share + self.subject_share > 1.0:
             raise OptionError(
                 f"rotation_share + subject_share: expected at most 1, got {self.rotation_share} + {self.subject_share}"
@@ -84,8 +100,6 @@ class DegradeConfig:
             raise OptionError(
                 f"noise_sigma: expected values > 0 (noise_share=0 turns noise off), got {self.noise_sigma}"
             )
-        if not 1 <= self.jpeg_quality[0] <= self.jpeg_quality[1] <= 100:
-            raise OptionError(f"jpeg_quality: expected whole numbers in 1..100, got {self.jpeg_quality}")
         if not 0.0 <= self.saturation_start < 1.0:
             raise OptionError(f"saturation_start: expected a level in [0, 1), got {self.saturation_start}")
 

@@ -106,11 +106,13 @@ def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor
     path = F.interpolate(path, size=frames, mode="linear", align_corners=True)
     dx, dy, angle = (path - path.mean(2, keepdim=True)).unbind(1)  # (B, frames) each
     cos, sin = angle.cos(), angle.sin()
-    # A picture that moves by +d is read at -d. Units of grid_sample: half a side is 1.
+    # What moves by +d and turns is read at R (p - d): so the centre moves by d itself, whatever the roll.
+    # Units of grid_sample: half a side is 1.
+    back_x, back_y = cos * dx - sin * dy, sin * dx + cos * dy
     rows = torch.stack(
         [
-            torch.stack([cos, -sin * (height / width), -2.0 * dx / width], -1),
-            torch.stack([sin * (width / height), cos, -2.0 * dy / height], -1),
+            torch.stack([cos, -sin * (height / width), -2.0 * back_x / width], -1),
+            torch.stack([sin * (width / height), cos, -2.0 * back_y / height], -1),
         ],
         -2,
     )  # (B, frames, 2, 3)
@@ -147,7 +149,8 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     small = F.avg_pool2d(small, 5, 1, 2, count_include_pad=False)
     fill = (small[:, :3] + 0.02 * around) / (small[:, 3:] + 0.02)
     fill = F.interpolate(fill, size=images.shape[-2:], mode="bilinear", align_corners=False)
-    background = images * outside + fill * matte
+    # Seen pixels stay as they are: where nothing moves, matte and background add up to the picture again.
+    background = torch.where(matte >= 1.0, fill, images)
     return moving[:, :3] + background * (1.0 - moving[:, 3:])
 
 
