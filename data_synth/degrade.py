@@ -5,7 +5,7 @@ Every random value belongs to a sample's own seed, and every step works on the w
 that the tensors are on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -57,6 +57,10 @@ class Degradation:
     jpeg_quality: Tensor
     chroma_subsampled: Tensor
 
+    def rows(self, index: Tensor) -> "Degradation":
+        """The rows of index (n,) int64, in its order."""
+        return Degradation(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
 
 class Degrade(torch.nn.Module):
     """Blurs a batch as real cameras do.
@@ -103,16 +107,22 @@ class Degrade(torch.nn.Module):
         if self.noise.values.device != sharp.device:
             self.to(sharp.device)
         drawn, paths = self._draw(seeds, extent_px, min(sharp.shape[-2:]))
-        light = camera.to_linear(sharp) if self.config.linear_light else sharp
-        rows = (drawn.highlight_gain > 1.0).nonzero(as_tuple=True)[0]
+        # Rows of a kind side by side: they are worked on where they lie, without gathering them each time.
+        kind = drawn.mode * 64 + motion.size_group(drawn.extent_px)
+        order = torch.argsort(kind, stable=True)
+        sorted_rows = drawn.rows(order)
+        light = sharp[order]
+        if self.config.linear_light:
+            light = camera.to_linear(light)
+        rows = (sorted_rows.highlight_gain > 1.0).nonzero(as_tuple=True)[0]
         if len(rows):
-            gain, start = drawn.highlight_gain[rows], self.config.saturation_start
-            light = light.index_copy(0, rows, camera.raise_highlights(light[rows], gain, start))
-        light = self._move(light, paths, drawn).clamp_(0.0, 1.0)
-        stored = self._sense(light, drawn)
+            gain, start = sorted_rows.highlight_gain[rows], self.config.saturation_start
+            light[rows] = camera.raise_highlights(light[rows], gain, start)
+        light = self._move(light, paths[order], sorted_rows, kind[order]).clamp_(0.0, 1.0)
+        stored = self._sense(light, sorted_rows)
         if self.config.eight_bit:
             stored = stored.mul_(255.0).round_().div_(255.0)
-        return self._compress(stored, drawn), drawn
+        return self._compress(stored, sorted_rows)[torch.argsort(order)], drawn
 
     def _draw(self, seeds: Tensor, extent_px: Tensor | None, side: int) -> tuple[Degradation, Tensor]:
         config, streams = self.config, Streams(seeds)
@@ -169,15 +179,17 @@ class Degrade(torch.nn.Module):
         )
         return chosen, index
 
-    def _move(self, light: Tensor, paths: Tensor, drawn: Degradation) -> Tensor:
+    def _move(self, light: Tensor, paths: Tensor, drawn: Degradation, kind: Tensor) -> Tensor:
         result = torch.empty_like(light)
-        for mode in torch.unique(drawn.mode).tolist():
-            rows = (drawn.mode == mode).nonzero(as_tuple=True)[0]
+        start = 0
+        for value, count in zip(*(t.tolist() for t in torch.unique_consecutive(kind, return_counts=True)), strict=True):
+            rows = slice(start, start + count)
+            start += count
             part, path, extent = light[rows], paths[rows], drawn.extent_px[rows]
-            if mode == _UNIFORM:
+            if value // 64 == _UNIFORM:
                 result[rows] = motion.blur_uniform(part, path, extent)
-            elif mode == _ROLLING:
-                # The roll follows a path of its own: another family member, by the sample's seed.
+            elif value // 64 == _ROLLING:
+                # The roll follows a path of its own: a smooth one, by the sample's seed.
                 angles = sample_trajectories(drawn.seeds[rows] ^ 1, (0.0, 1.0, 0.0)).paths[:, 0]
                 radius = min(light.shape[-2:]) / 2.0
                 angles = angles * (drawn.roll_strength[rows] * extent / radius)[:, None]
@@ -248,7 +260,7 @@ class _NoiseTable(torch.nn.Module):
         if count >= len(values) // 2:
             values = values.repeat(2 * count // len(values) + 2)
         offset = (Streams(seeds, purpose=5).uniform() * (len(values) - count)).long()
-        return values.unfold(0, count, 1)[offset].reshape(like.shape)
+        return torch.stack([values[start : start + count] for start in offset.tolist()]).view(like.shape)
 
 
 def _check(sharp: Tensor, extent_px: Tensor | None, seeds: Tensor | None) -> None:

@@ -71,13 +71,14 @@ def jpeg(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
     if images.device.type != "cpu":
         return simulate(images, quality, subsample)
     factor = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420 if subsample else cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
-    levels = images.clamp(0.0, 1.0).mul_(255.0).round_().byte().flip(1).permute(0, 2, 3, 1)
-    shown = []
-    for picture, percent in zip(levels.contiguous().numpy(), quality.tolist(), strict=True):
+    shown = torch.empty_like(images)
+    for picture, percent, result in zip(images, quality.tolist(), shown, strict=True):
+        levels = picture.clamp(0.0, 1.0).mul_(255.0).round_().byte().flip(0).permute(1, 2, 0).contiguous()
         options = [cv2.IMWRITE_JPEG_QUALITY, int(percent), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
-        _, code = cv2.imencode(".jpg", picture, options)
-        shown.append(np.asarray(cv2.imdecode(code, cv2.IMREAD_COLOR)))
-    return torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).flip(1).float().div_(255.0)
+        _, code = cv2.imencode(".jpg", levels.numpy(), options)
+        decoded = torch.from_numpy(np.asarray(cv2.imdecode(code, cv2.IMREAD_COLOR)))
+        result.copy_(decoded.permute(2, 0, 1).flip(0)).div_(255.0)
+    return shown
 
 
 def simulate(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:

@@ -53,6 +53,11 @@ def convolve(images: Tensor, points_px: Tensor) -> Tensor:
     return torch.fft.irfft(kept, n=columns)[..., 2 * radius : 2 * radius + width]
 
 
+def size_group(extent_px: Tensor) -> Tensor:
+    """Class of extents (n,) that are blurred together, (n,) int64: 0 for no blur."""
+    return torch.bucketize(extent_px, torch.tensor(_GROUP_EDGES_PX, device=extent_px.device))
+
+
 def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
     """Blurs each picture by its unit path at its extent; rows of extent 0 come back untouched.
 
@@ -64,10 +69,12 @@ def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
     Returns:
         (B, C, H, W) float32.
     """
-    edges = torch.tensor(_GROUP_EDGES_PX, device=extent_px.device)
-    group = torch.bucketize(extent_px, edges)
+    group = size_group(extent_px)
+    present = torch.unique(group).tolist()
+    if len(present) == 1:
+        return images if present == [0] else convolve(images, place(paths, extent_px))
     result = torch.empty_like(images)
-    for index in torch.unique(group).tolist():
+    for index in present:
         rows = (group == index).nonzero(as_tuple=True)[0]
         part = images[rows]
         result[rows] = part if index == 0 else convolve(part, place(paths[rows], extent_px[rows]))
@@ -106,25 +113,21 @@ def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor
     path = F.interpolate(path, size=frames, mode="linear", align_corners=True)
     dx, dy, angle = (path - path.mean(2, keepdim=True)).unbind(1)  # (B, frames) each
     cos, sin = angle.cos(), angle.sin()
+    y = torch.arange(height, device=images.device) + 0.5 - height / 2.0
+    x = torch.arange(width, device=images.device) + 0.5 - width / 2.0
     # What moves by +d and turns is read at R (p - d): so the centre moves by d itself, whatever the roll.
-    # Units of grid_sample: half a side is 1.
-    back_x, back_y = cos * dx - sin * dy, sin * dx + cos * dy
-    rows = torch.stack(
-        [
-            torch.stack([cos, -sin * (height / width), -2.0 * back_x / width], -1),
-            torch.stack([sin * (width / height), cos, -2.0 * back_y / height], -1),
-        ],
-        -2,
-    )  # (B, frames, 2, 3)
-    y = (2.0 * torch.arange(height, device=images.device) + 1.0) / height - 1.0
-    x = (2.0 * torch.arange(width, device=images.device) + 1.0) / width - 1.0
-    here = torch.stack([x.expand(height, width), y[:, None].expand(height, width), torch.ones(height, width).to(x)], -1)
-    here = here.reshape(-1, 3)
+    # The grid is the sum of what a column and what a row adds, in units of grid_sample: half a side is 1.
+    across, down = x - dx[..., None], y - dy[..., None]  # (B, frames, W), (B, frames, H)
+    scale = torch.tensor([2.0 / width, 2.0 / height], device=images.device)
+    columns = torch.stack([cos[..., None] * across, sin[..., None] * across], -1) * scale
+    rows = torch.stack([-sin[..., None] * down, cos[..., None] * down], -1) * scale
+    # As complex numbers: one vectorised sum makes both coordinates.
+    columns, rows = torch.view_as_complex(columns), torch.view_as_complex(rows)
     total = torch.zeros_like(images)
-    for frame in rows.transpose(2, 3).unbind(1):
-        grid = (here @ frame).view(-1, height, width, 2)
+    for column, row in zip(columns.unbind(1), rows.unbind(1), strict=True):
+        grid = torch.view_as_real(row[:, :, None] + column[:, None, :])
         total += F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return total / frames
+    return total.div_(frames)
 
 
 def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor) -> Tensor:
