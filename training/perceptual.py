@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ class PerceptualLoss(nn.Module):
         self.register_buffer("std", torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1), persistent=False)
 
     def _load(self, net: str, weights: Path | None) -> None:
-        state = _local_state(weights) if weights else _torchvision_state(net)
+        state = _local_state(weights, net) if weights else _torchvision_state(net)
         wanted = self.features.state_dict()
         for name, value in wanted.items():
             found = state.get(f"features.{name}")
@@ -106,12 +107,16 @@ def _vgg(net: str, layers: tuple[str, ...]) -> tuple[nn.Sequential, set[str]]:
     return nn.Sequential(*modules[: max(taken) + 1]), {str(i) for i in taken}
 
 
-def _local_state(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _local_state(path: Path, net: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            # The two networks' first layers have the same names and shapes: only this tells them apart.
+            named = re.search(r"vgg\d+", (file.metadata() or {}).get("architecture", net))
+            if named and named[0] != net:
+                raise DataError(f"perceptual weights {path}: expected {net}, got {named[0]}")
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except (OSError, SafetensorError) as error:
         raise DataError(f"perceptual weights {path}: expected a safetensors file; {error}") from error
 

@@ -228,17 +228,22 @@ def build_validation(
 
 
 class Signals:
-    """Notes SIGINT and SIGTERM; a second one, seconds later, ends the process at once."""
+    """Notes SIGINT and SIGTERM inside its `with`; a second one, seconds later, ends the process at once."""
 
     PATIENCE_S = 3.0  # torchrun passes on what the terminal has sent to every process already
 
     def __init__(self) -> None:
         self._first = 0.0
+        self._before: dict[int, Any] = {}
 
-    def install(self) -> None:
-        """Takes the signals over, for the whole process."""
-        signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -66,8 +66,9 @@ def single(options: argparse.Namespace, more: list[str]) -> int:
     work.mkdir(parents=True, exist_ok=True)
     try:
         train(command.parser().parse_args([*train_arguments(options, work), *more]))
-        collect(work / "run", options.out)
     finally:
+        if (work / "run" / KEPT[0]).is_file():  # what a run that broke off had reached is worth keeping
+            collect(work / "run", options.out)
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
     return 0

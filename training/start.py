@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,26 +41,18 @@ def train(options: argparse.Namespace) -> int:
     Raises:
         DeblurError: something asked for is not there or not allowed; or the run came to nothing but NaN.
     """
-    signals = Signals()
-    signals.install()
     tune_process()
     config = configure(options)
     device = local_device(resolve_device(options.device))
-    group = join(device)
-    try:
-        finished = _train(config, options, device, group, signals)
-    finally:
-        group.leave()
+    with Signals() as signals:
+        group = join(device)
+        try:
+            finished = _train(config, options, device, group, signals)
+        finally:
+            group.leave()
     if group.first and not finished:
-        sys_line(f"stopped; a checkpoint is written. Go on with: --out {options.out} --resume")
+        sys.stderr.write(f"stopped; a checkpoint is written. Go on with: --out {options.out} --resume\n")
     return 0
-
-
-def sys_line(line: str) -> None:
-    """One line to the terminal."""
-    import sys
-
-    sys.stderr.write(line + "\n")
 
 
 def tune_process() -> None:
