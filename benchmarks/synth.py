@@ -22,7 +22,7 @@ import cv2
 import numpy as np
 import torch
 
-from data_synth import Degrade, DegradeConfig, default, sample_kernels
+from data_synth import Degrade, DegradeConfig, KernelBank, default, sample_kernels
 from data_synth import trajectory as model
 from data_synth.memory import keep_freed_memory
 
@@ -160,11 +160,16 @@ def main() -> None:
         bank, rotation_share=0.0, subject_share=0.0, saturation_share=0.0, noise_share=0.0,
         bayer_share=0.0, jpeg_share=0.0, linear_light=False,
     )  # fmt: skip
+    camera = replace(bank, rotation_share=0.0, subject_share=0.0, bayer_share=0.0, jpeg_share=0.0)
+    paths = KernelBank(kernels)
+    index, extents = torch.arange(kernels), torch.full((kernels,), float(EXTENT_PX))
     jobs: dict[str, tuple[int, Callable[[], object]]] = {
         "python kernels": (40, lambda: [python_kernel(rng, EXTENT_PX, size) for _ in range(40)]),
         "our kernels": (kernels, lambda: sample_kernels(kernels, EXTENT_PX, seed=rng.randrange(1 << 60), size=size)),
+        "our kernels, from a bank": (kernels, lambda: paths.kernels(index, extents, size)),
         "albumentations.MotionBlur": (batch, lambda: [motion_blur(image=p)["image"] for p in pictures]),
         "ours, blur alone": (batch, degrade_call(plain, tensor)),
+        "ours, linear light, noise": (batch, degrade_call(camera, tensor)),
         "ours, default recipe": (batch, degrade_call(bank, tensor)),
     }
     samples = rates(jobs, rounds, options.threads)
@@ -174,7 +179,9 @@ def main() -> None:
         print(f"{name:28s}{rate[name]:12,.0f} /s   ({values[0]:,.0f} to {values[-1]:,.0f})")
     ratios = {
         "kernels_over_python": rate["our kernels"] / rate["python kernels"],
+        "banked_kernels_over_python": rate["our kernels, from a bank"] / rate["python kernels"],
         "blur_over_motionblur": rate["ours, blur alone"] / rate["albumentations.MotionBlur"],
+        "blur_and_noise_over_motionblur": rate["ours, linear light, noise"] / rate["albumentations.MotionBlur"],
         "default_recipe_over_motionblur": rate["ours, default recipe"] / rate["albumentations.MotionBlur"],
     }
     print(json.dumps({name: round(value, 2) for name, value in ratios.items()}))

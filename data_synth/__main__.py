@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from deblur.errors import DeblurError, OptionError, OutputError
 
@@ -159,7 +160,7 @@ def _extents(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"expected px separated by commas, got {text!r}") from error
 
 
-def _progress(total: int):  # type: ignore[no-untyped-def]
+def _progress(total: int) -> Any:
     from tqdm import tqdm
 
     return tqdm(total=total, unit="pair", disable=None)  # none where stderr is no terminal

@@ -25,18 +25,24 @@ class DegradeConfig:
 
     Attributes:
         extent_fraction: Range of the blur extent over the shorter side of the picture, uniform. The
-            literature's kernels of 13-27 px on 128 px faces (Shen et al., CVPR 2018) are 0.10-0.21.
+            literature's kernels of 13-27 px on 128 px faces (Shen et al., CVPR 2018) are 0.10-0.21; 0.38 is
+            where a face stops being recognisable.
         extent_px: Range in px instead, uniform; replaces extent_fraction when given.
-        sharp_share: Probability of a (near-)zero extent, uniform in 0..sharp_extent_px.
+        sharp_share: Probability of a (near-)zero extent, uniform in 0..sharp_extent_px, so that a network
+            learns to leave sharp pictures alone.
         sharp_extent_px: Upper end of the near-zero extents, px.
-        mix: Weights of the path families walk, smooth and line.
-        rotation_share: Probability that the camera also rolls during the exposure (frame averaging).
+        mix: Weights of the path families walk, smooth and line (Boracchi and Foi, IEEE TIP 2012; Rahimi and
+            Recht, NIPS 2007; see trajectory.py).
+        rotation_share: Probability that the camera also rolls during the exposure (Whyte et al., CVPR 2010:
+            blur by in-plane rotation is what a uniform kernel cannot express).
         rotation_strength: Range of the roll: extent of the path that it adds half a side away from the
             centre, as a fraction of extent_px.
-        subject_share: Probability that the subject moves and the background stands still.
+        subject_share: Probability that the subject moves and the background stands still, the two composed
+            by "over" (Porter and Duff, SIGGRAPH 1984).
         linear_light: Blur in linear light (else on the stored values, as older protocols do).
-        saturation_share: Probability that highlights are brightened before the blur and clipped after it.
-        saturation_gain: Range of the factor that full white is brightened by.
+        saturation_share: Probability that highlights are brightened before the blur and clipped after it
+            (RSBlur, section 4: clipped light is what a stored picture lacks).
+        saturation_gain: Range of the factor that full white is brightened by, uniform.
         saturation_start: Linear level where brightening begins, 0..1.
         noise_sigma: Range of the noise's standard deviation at stored mid-grey 0.5, in stored units of 0..1,
             log-uniform. 0.004-0.02 spans a phone in daylight to one indoors.
@@ -45,13 +51,15 @@ class DegradeConfig:
             rest is read noise (Foi et al., IEEE TIP 2008, eq. 2: variance = a x + b).
         noise_in_linear_light: Noise on the sensor (else Gaussian on the stored values).
         bayer_share: Probability that the sensor sees through a Bayer mosaic with white-balance gains.
-        white_balance_gain: Range of the red and blue gains, green 1. Common daylight gains are 1.4-2.4.
+        white_balance_gain: Range of the red and blue gains over green. Brooks et al. (CVPR 2019, section 3)
+            found 1.9-2.4 for red and 1.5-1.9 for blue; tungsten light turns the two round.
         jpeg_share: Probability of JPEG compression, the last step.
-        jpeg_quality: Range of libjpeg quality, 1..100, uniform, whole numbers.
+        jpeg_quality: Range of libjpeg quality (ITU-T T.81 with libjpeg's scaling), 1..100, uniform, whole
+            numbers. Cameras store at 90-97, chat applications at 60-80.
         chroma_subsampling_share: Probability of 4:2:0 chroma, given JPEG.
         eight_bit: Round the result to 8-bit levels, as files hold it.
         bank_size: Number of paths kept; 0 draws a fresh path for every sample.
-        bank_seed: Seed of the bank.
+        bank_seed: Seed of the bank and of the noise table.
     """
 
     extent_fraction: tuple[float, float] = (0.0, 0.38)

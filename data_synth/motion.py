@@ -99,7 +99,9 @@ def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor)
     moved = torch.cat([shift, roll[:, None] * reach], 1)
     length_px = moved.diff(dim=2).norm(dim=1).sum(1)
     # A row's frames follow from its own path, never from its neighbours': the same row, the same pixels.
-    group = torch.bucketize(length_px / _FRAME_STEP_PX, torch.tensor(_FRAMES[:-1], device=images.device))
+    group = torch.bucketize(
+        length_px / _FRAME_STEP_PX, torch.tensor(_FRAMES[:-1], dtype=torch.float32, device=images.device)
+    )
     result = torch.empty_like(images)
     for index in torch.unique(group).tolist():
         rows = (group == index).nonzero(as_tuple=True)[0]

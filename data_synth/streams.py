@@ -71,16 +71,26 @@ class Streams:
         radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
         return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
 
-    def increments(self, count: int) -> Tensor:
-        """Draws (2, B, count) float32 of mean 0 and variance 1, uniform: increments of a random walk.
+    def increments(self, count: int, scale: Tensor) -> Iterator[Tensor]:
+        """Increments of a random walk in two dimensions, block by block so that they stay in the cache.
 
-        The sum of many is normal whatever the law of one, and two 16-bit halves of one hash are far
-        cheaper than two normals.
+        They are uniform, of mean 0: the sum of many is normal whatever the law of one, and two 16-bit halves
+        of one hash are far cheaper than two normals.
+
+        Args:
+            count: Number of steps.
+            scale: (B,) standard deviation of a step along each axis.
+
+        Yields:
+            (2, steps, B) float32; the steps of all blocks add up to count.
         """
-        blocks = list(self._hashes(count))
-        high = torch.cat([(bits >> 48).bitwise_and_(0xFFFF).float() for bits in blocks])
-        low = torch.cat([(bits >> 32).bitwise_and_(0xFFFF).float() for bits in blocks])
-        return torch.stack([high, low]).sub_(32767.5).mul_(math.sqrt(12.0) / 65536.0)
+        counter = torch.arange(self._used + 1, self._used + count + 1, device=self._keys.device) * _GOLDEN
+        self._used += count
+        unit = scale * (math.sqrt(12.0) / 65536.0)
+        for steps in counter.split(max(1, _BLOCK // max(1, len(scale)))):
+            bits = _mix(self._keys + steps[:, None])
+            halves = torch.stack([(bits >> 48).bitwise_and_(0xFFFF), (bits >> 32).bitwise_and_(0xFFFF)])
+            yield halves.float().sub_(32767.5).mul_(unit)
 
     def between(self, bounds: tuple[float, float]) -> Tensor:
         """Draws (B,) float32, uniform between the bounds."""

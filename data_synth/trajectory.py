@@ -45,6 +45,7 @@ _FEATURES = 8
 _MAX_IMPULSES = 4
 _KNOTS = 64  # of a smooth path: linear between them, within 0.1% of its extent
 _CHUNK = 4096  # rows at a time, bounds memory
+_CACHED = 1024  # rows at a time that fit the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +93,19 @@ def _sample_chunk(seeds: Tensor, mix: Sequence[float]) -> Trajectories:
     family = torch.bucketize(choice, edges[:-1].float().to(seeds.device), right=True)
     paths = torch.empty(len(seeds), 2, STEPS, device=seeds.device)
     parameters = torch.zeros(len(seeds), 4, device=seeds.device)
-    for index, draw in enumerate((_walk, _smooth, _line)):
-        rows = (family == index).nonzero(as_tuple=True)[0]
-        if len(rows):
-            path, drawn = draw(Streams(seeds[rows], purpose=2))
-            paths[rows] = unit_extent(path)
-            parameters[rows] = drawn
+    # A walk goes step by step and wants many rows a step; the others want rows that fit the cache.
+    for index, (draw, at_once) in enumerate(((_walk, _CHUNK), (_smooth, _CACHED), (_line, _CACHED))):
+        for rows in (family == index).nonzero(as_tuple=True)[0].split(at_once):
+            if len(rows):
+                paths[rows], parameters[rows] = draw(Streams(seeds[rows], purpose=2))
     return Trajectories(paths=paths, family=family, parameters=parameters)
 
 
-def unit_extent(paths: Tensor) -> Tensor:
-    """Scales (n, 2, T) paths to a bounding box whose larger side is 1, and centres them on their mean."""
-    box = (paths.amax(2) - paths.amin(2)).amax(1)
-    paths = paths / box.clamp_min(1e-6)[:, None, None]
-    return paths.sub_(paths.mean(2, keepdim=True))
+def _unit_extent(paths: Tensor) -> Tensor:
+    """Scales (2, T, n) paths to a bounding box whose larger side is 1, centres them: (n, 2, T)."""
+    box = (paths.amax(1) - paths.amin(1)).amax(0)
+    paths = paths.sub_(paths.mean(1, keepdim=True)).div_(box.clamp_min_(1e-6))
+    return paths.permute(2, 0, 1).contiguous()
 
 
 def _walk(streams: Streams) -> tuple[Tensor, Tensor]:
@@ -113,24 +113,25 @@ def _walk(streams: Streams) -> tuple[Tensor, Tensor]:
     pull, impulses = streams.between(CENTRIPETAL), streams.between(IMPULSES)
     exposure = streams.between(EXPOSURE)
     step = exposure / STEPS  # what the exposure does not see need not be walked
-    turns = streams.increments(STEPS).mul_((anxiety * tremor * step.sqrt())[:, None])
-    turns_x, turns_y = turns.transpose(1, 2).contiguous()  # (STEPS, n) each
     recoil_x, recoil_y = _recoils(streams, anxiety * impulses * exposure)
     recall = anxiety * pull * step
     angle = 2.0 * math.pi * streams.uniform()
     heading_x, heading_y = angle.cos(), angle.sin()
     x, y = torch.zeros_like(angle), torch.zeros_like(angle)
     visited = torch.empty(2, STEPS, len(angle), device=angle.device)
-    for t in range(STEPS):
+    blocks = streams.increments(STEPS, anxiety * tremor * step.sqrt())
+    turns = ((block[0, i], block[1, i]) for block in blocks for i in range(block.shape[1]))
+    for t, (turn_x, turn_y) in enumerate(turns):
         back_x, back_y = recoil_x[t], recoil_y[t]  # complex factor on the heading, 1 where nothing happens
-        kicked = heading_x * back_x - heading_y * back_y
-        heading_y = (heading_x * back_y).addcmul_(heading_y, back_x).add_(turns_y[t]).addcmul_(recall, y, value=-1)
-        heading_x = kicked.add_(turns_x[t]).addcmul_(recall, x, value=-1)
-        slow = torch.hypot(heading_x, heading_y).clamp_min_(1e-6)
-        heading_x, heading_y = heading_x.div_(slow), heading_y.div_(slow)
+        kicked = (heading_x * back_x).addcmul_(heading_y, back_y, value=-1)
+        heading_y = (heading_x * back_y).addcmul_(heading_y, back_x).add_(turn_y).addcmul_(recall, y, value=-1)
+        heading_x = kicked.add_(turn_x).addcmul_(recall, x, value=-1)
+        to_unit = (heading_x * heading_x).addcmul_(heading_y, heading_y).clamp_min_(1e-12).rsqrt_()
+        heading_x.mul_(to_unit)
+        heading_y.mul_(to_unit)
         x = torch.addcmul(x, heading_x, step, out=visited[0, t])
         y = torch.addcmul(y, heading_y, step, out=visited[1, t])
-    return visited.permute(2, 0, 1).contiguous(), torch.stack([anxiety, tremor, pull, exposure], 1)
+    return _unit_extent(visited), torch.stack([anxiety, tremor, pull, exposure], 1)
 
 
 def _recoils(streams: Streams, expected: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,14 +161,14 @@ def _smooth(streams: Streams) -> tuple[Tensor, Tensor]:
     sway = F.interpolate(sway, size=STEPS, mode="linear", align_corners=True)
     along, across = sway[:, 0], sway[:, 1] * flatness[:, None]
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-    path = torch.stack([cos * along - sin * across, sin * along + cos * across], 1)
-    return path, torch.stack([scale, flatness, angle, torch.zeros_like(angle)], 1)
+    path = torch.stack([cos * along - sin * across, sin * along + cos * across])
+    return _unit_extent(path.transpose(1, 2)), torch.stack([scale, flatness, angle, torch.zeros_like(angle)], 1)
 
 
 def _line(streams: Streams) -> tuple[Tensor, Tensor]:
     angle, acceleration = 2.0 * math.pi * streams.uniform(), streams.between(ACCELERATION)
     times = torch.linspace(0, 1, STEPS, device=angle.device)
     along = times + acceleration[:, None] * times * (times - 1.0)
-    path = torch.stack([angle.cos()[:, None] * along, angle.sin()[:, None] * along], 1)
+    path = torch.stack([angle.cos()[:, None] * along, angle.sin()[:, None] * along])
     zero = torch.zeros_like(angle)
-    return path, torch.stack([angle, acceleration, zero, zero], 1)
+    return _unit_extent(path.transpose(1, 2)), torch.stack([angle, acceleration, zero, zero], 1)

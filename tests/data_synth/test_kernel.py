@@ -134,9 +134,10 @@ def test_streams_are_uniform_normal_and_uncorrelated_between_neighbouring_seeds(
     normal = Streams(torch.arange(200)).normal(500)
     assert float(normal.mean()) == pytest.approx(0.0, abs=0.02)
     assert float(normal.std()) == pytest.approx(1.0, abs=0.02)
-    increments = Streams(torch.arange(200)).increments(500)
-    assert increments.shape == (2, 200, 500)
+    increments = torch.cat(list(Streams(torch.arange(200)).increments(500, torch.full((200,), 3.0))), 1) / 3
+    assert increments.shape == (2, 500, 200)
     assert float(increments.std()) == pytest.approx(1.0, abs=0.02)
+    assert float(increments.sum(1).var()) == pytest.approx(500, rel=0.15)
     assert float((increments[0] * increments[1]).mean()) == pytest.approx(0.0, abs=0.02)
 
 
