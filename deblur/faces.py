@@ -2,7 +2,7 @@
 
 The three networks and their weights (Zhang et al. 2016, "Joint Face Detection and Alignment using Multi-task
 Cascaded Convolutional Networks") come from the facenet-pytorch wheel; the pipeline around them is our own. On
-pictures of up to about 4 megapixels it gives facenet-pytorch's boxes (a test holds this). Larger pictures
+pictures of up to about 2 megapixels it gives facenet-pytorch's boxes (a test holds this). Larger pictures
 skip the finest levels of the image pyramid, so that the cost stays bounded:
 `FaceDetector.smallest_face_px` tells the size of the smallest face that is looked for.
 """
@@ -27,6 +27,7 @@ PYRAMID_FACTOR = 0.709  # about the square root of a half: every second level ha
 STAGE_THRESHOLDS = (0.6, 0.7, 0.7)  # of PNet, RNet and ONet; no final threshold below the last makes sense
 RNET_PX, ONET_PX = 24, 48
 CANDIDATES_PER_PASS = 512
+PIXELS_PER_STRIP = 250_000  # of a level that PNet takes at once
 PIXELS_PER_PASS = 4_000_000  # of pictures taken through the pyramid together
 
 
@@ -83,7 +84,7 @@ class FaceDetector:
         device: str | torch.device = "cpu",
         threshold: float = 0.9,
         min_face_px: float = 20.0,
-        largest_level_px: int = 1_600_000,
+        largest_level_px: int = 800_000,
         turns: Sequence[int] = (0,),
     ):
         if not STAGE_THRESHOLDS[2] <= threshold <= 1.0:
@@ -108,12 +109,14 @@ class FaceDetector:
         scales = self._scales(height, width)
         return CELL_PX / scales[0] if scales else self.min_face_px
 
-    def detect(self, levels: NDArray) -> list[Face]:
+    def detect(self, levels: NDArray, *, smallest_px: float | None = None) -> list[Face]:
         """Find the faces of one picture.
 
         Args:
             levels: (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or uint16, RGB; alpha is not looked at.
                 Any size, down to 1x1.
+            smallest_px: look only for faces of about this size and above, which is faster: most of the work is in
+                looking for small ones. Larger faces keep their boxes.
 
         Returns:
             The faces, best score first (then by box); empty when there is none.
@@ -121,28 +124,30 @@ class FaceDetector:
         Raises:
             UnsupportedImage: another shape or dtype.
         """
-        return self.detect_batch([levels])[0]
+        return self.detect_batch([levels], smallest_px=smallest_px)[0]
 
-    def detect_batch(self, levels: Sequence[NDArray]) -> list[list[Face]]:
+    def detect_batch(self, levels: Sequence[NDArray], *, smallest_px: float | None = None) -> list[list[Face]]:
         """Find the faces of several pictures; those of one size go through the networks together.
 
         Args:
             levels: pictures as `detect` takes them, of any sizes.
+            smallest_px: as for `detect`.
 
         Returns:
             One list of faces a picture, in the order of the pictures.
         """
         pictures = [_as_rgb8(picture) for picture in levels]
+        smallest_px = self.min_face_px if smallest_px is None else smallest_px
         found: list[list[Face]] = [[] for _ in pictures]
         for turn in self.turns:
             blank = [index for index, faces in enumerate(found) if not faces]
             turned = [np.rot90(pictures[index], turn) for index in blank]
-            for index, faces in zip(blank, self._detect_any(turned), strict=True):
+            for index, faces in zip(blank, self._detect_any(turned, smallest_px), strict=True):
                 height, width = pictures[index].shape[:2]
                 found[index] = [_turned_back(face, turn, height, width) for face in faces]
         return found
 
-    def _detect_any(self, pictures: list[NDArray[np.uint8]]) -> list[list[Face]]:
+    def _detect_any(self, pictures: list[NDArray[np.uint8]], smallest_px: float) -> list[list[Face]]:
         found: list[list[Face]] = [[] for _ in pictures]
         by_size: dict[tuple[int, ...], list[int]] = {}
         for index, picture in enumerate(pictures):
@@ -151,7 +156,9 @@ class FaceDetector:
             together = max(1, PIXELS_PER_PASS // (height * width))
             for start in range(0, len(indices), together):
                 chunk = indices[start : start + together]
-                for index, faces in zip(chunk, self._detect_equal([pictures[i] for i in chunk]), strict=True):
+                for index, faces in zip(
+                    chunk, self._detect_equal([pictures[i] for i in chunk], smallest_px), strict=True
+                ):
                     found[index] = faces
         return found
 
@@ -165,9 +172,11 @@ class FaceDetector:
         return scales
 
     @torch.inference_mode()
-    def _detect_equal(self, pictures: list[NDArray[np.uint8]]) -> list[list[Face]]:
+    def _detect_equal(self, pictures: list[NDArray[np.uint8]], smallest_px: float) -> list[list[Face]]:
         height, width = pictures[0].shape[:2]
-        scales = self._scales(height, width)
+        # One level finer than asked for, so that faces of just that size are seen at more than one level.
+        finest = CELL_PX / (smallest_px * PYRAMID_FACTOR)
+        scales = [scale for scale in self._scales(height, width) if scale <= finest]
         if not scales:
             return [[] for _ in pictures]
         sources = [AreaSampler(picture, scales[0]) for picture in pictures]
@@ -181,7 +190,7 @@ class FaceDetector:
         kept: list[list[Tensor]] = [[] for _ in sources]
         for scale in scales:
             size = int(height * scale + 1), int(width * scale + 1)
-            offsets, probabilities = self._pnet(self._to_input([source.level(*size) for source in sources]))
+            offsets, probabilities = self._scan(self._to_input([source.level(*size) for source in sources]))
             offsets, scores = offsets.float().cpu(), probabilities[:, 1].float().cpu()
             for index in range(len(sources)):
                 cells = (scores[index] >= STAGE_THRESHOLDS[0]).nonzero()  # (n, 2): row, column
@@ -198,6 +207,27 @@ class FaceDetector:
             corners, sides = candidates[:, :4], (candidates[:, 2:4] - candidates[:, :2]).repeat(1, 2)
             proposals.append(_square(corners + candidates[:, 5:9] * sides))
         return proposals
+
+    def _scan(self, level: Tensor) -> tuple[Tensor, Tensor]:
+        """PNet over a level in strips, which keep it in the cache and give what the whole gives.
+
+        Args:
+            level: (B, 3, H, W).
+
+        Returns:
+            Offsets (B, 4, h, w) and probabilities (B, 2, h, w).
+        """
+        count, _, height, width = level.shape
+        cells = (height - 1) // STRIDE_PX - 4  # rows of the answer
+        strip = max(8, PIXELS_PER_STRIP // (count * width * STRIDE_PX))
+        answers = []
+        for first in range(0, cells, strip):
+            last = min(first + strip, cells)
+            # The last strip takes all rows: an odd one out still counts, as the pooling rounds up.
+            end = height if last == cells else STRIDE_PX * (last - 1) + CELL_PX
+            answers.append(self._pnet(level[:, :, STRIDE_PX * first : end]))
+        offsets, probabilities = (torch.cat(part, dim=2) for part in zip(*answers, strict=True))
+        return offsets, probabilities
 
     def _refine(self, sources: list["AreaSampler"], proposals: list[Tensor]) -> list[Tensor]:
         """Stage two: RNet on every proposal. Returns (n, 4) square boxes for each picture."""
@@ -247,7 +277,7 @@ class FaceDetector:
 
     def _to_input(self, pictures: Sequence[NDArray[np.float32]] | NDArray[np.float32]) -> Tensor:
         stacked = torch.from_numpy(np.stack(list(pictures)))  # (B, H, W, C), so the view is channels last
-        return ((stacked.to(self.device) - 127.5) * 0.0078125).permute(0, 3, 1, 2)
+        return stacked.to(self.device).sub_(127.5).mul_(0.0078125).permute(0, 3, 1, 2)
 
 
 def _inside(boxes: Tensor, source: AreaSampler) -> Tensor:

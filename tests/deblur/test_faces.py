@@ -72,11 +72,22 @@ def test_boxes_agree_with_the_stock_pipeline_where_a_large_picture_is_shrunk():
     assert all(found is not None for _, found in matched)
 
 
-def test_smallest_face_grows_with_the_picture_only_beyond_four_megapixels():
+def test_smallest_face_grows_with_the_picture_only_beyond_two_megapixels():
     detector = FaceDetector()
-    assert detector.smallest_face_px(2000, 2000) == pytest.approx(20)
-    assert detector.smallest_face_px(3000, 4000) == pytest.approx(40, abs=0.5)
-    assert detector.smallest_face_px(5400, 8000) < 90
+    assert detector.smallest_face_px(1080, 1920) == pytest.approx(20)
+    assert detector.smallest_face_px(3000, 4000) == pytest.approx(56, abs=0.5)
+    assert detector.smallest_face_px(4320, 7680) < 80
+
+
+def test_faces_keep_their_boxes_where_smaller_ones_are_not_looked_for(detector):
+    picture = busy_picture(480, 900)
+    everything = detector.detect(picture)
+    large = [face for face in everything if face.height_px >= 100]
+    assert 0 < len(large) < len(everything)
+    found = detector.detect(picture, smallest_px=100)
+    assert all(match is not None for _, match in match_faces(found, large, least_iou=0.8))
+    assert all(face.height_px > 40 for face in found)
+    assert detector.detect(picture, smallest_px=2000) == []
 
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (19, 19), (12, 300), (20, 20), (21, 2000)])
