@@ -34,6 +34,7 @@ MODES = ("auto", "faces", "whole")
 DETECTION_THRESHOLD = 0.9  # the frozen setting of the quality metric
 PIXELS_A_BATCH = 1 << 20
 LONGEST_EXTENT_PX = 48.0  # at the working scale: what the generator is trained on at 128 px
+CROP_PX = 512  # a picture up to this side may be a cut-out face
 SAME_FACE_IOU = 0.3  # a restored face's box may grow or shrink a little
 
 
@@ -138,7 +139,7 @@ class Plan:
     Attributes:
         picture: the picture given.
         mode: `faces`, `whole` or `none`.
-        strict: whether a whole picture is restored even where no face is found afterwards (mode `whole`).
+        strict: whether a whole picture stays restored even where no face is found in it afterwards.
         faces: faces found.
         extents_px: estimated blur extent of each face, px.
         kept: why a face is left as it was, by its index.
@@ -233,11 +234,12 @@ class Restorer:
         if mode not in MODES:
             raise OptionError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         started = time.perf_counter()
-        plan = Plan(picture=picture, mode="none", strict=mode == "whole")
+        plan = Plan(picture=picture, mode="none")
         plan.faces = self.detector.detect(picture.levels)
         plan.extents_px = estimate_extents([picture.levels] * len(plan.faces), [f.box for f in plan.faces])
         if mode == "whole" or (mode == "auto" and not plan.faces):
             plan.mode = "whole"
+            plan.strict = mode == "whole" or self._is_blurred_crop(picture)
             plan.regions = list(tiles(picture.height, picture.width))
         else:
             self._plan_faces(plan)
@@ -252,6 +254,13 @@ class Restorer:
                 continue
             plan.regions.append(face_region(face, index, height, width, _working_scale(extent)))
         plan.mode = "faces" if plan.regions else "none"
+
+    def _is_blurred_crop(self, picture: Picture) -> bool:
+        """Whether a picture is small enough to be a cut-out face, and clearly blurred."""
+        if max(picture.height, picture.width) > CROP_PX:
+            return False
+        extent = estimate_extents([picture.levels], [None])[0]
+        return extent >= self.harm.least_extent * max(picture.height, picture.width)
 
     def generate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Runs the generator; inputs of one size share a batch.

@@ -31,13 +31,13 @@ def test_a_fallen_confidence_is_harm():
 
 
 def test_moved_landmarks_are_harm():
-    moved = tuple((x + 12, y) for x, y in MARKS)
-    assert landmark_shift(BEFORE, Face(BEFORE.box, 0.99, moved)) == pytest.approx(12 / 40)
+    moved = tuple((x + 24, y) for x, y in MARKS)
+    assert landmark_shift(BEFORE, Face(BEFORE.box, 0.99, moved)) == pytest.approx(24 / 40)
     assert "landmarks" in judged(Face(BEFORE.box, 0.99, moved))
 
 
 def test_a_colour_shift_is_harm():
     tinted = GREY.copy()
-    tinted[..., 0] += 10
-    assert colour_shift(GREY, tinted, MASK) == pytest.approx(10 / 255)
+    tinted[..., 0] += 30
+    assert colour_shift(GREY, tinted, MASK) == pytest.approx(30 / 255)
     assert "colour" in judged(BEFORE, tinted)

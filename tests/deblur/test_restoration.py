@@ -76,7 +76,7 @@ def test_a_sharp_picture_comes_back_as_it_was_and_says_so(bundled):
 
 
 def test_a_picture_without_a_face_comes_back_and_counts_none(bundled):
-    picture = decode(SAMPLES / "blurred" / "coffee.jpg").levels[:200, :300]
+    picture = decode(SAMPLES / "blurred" / "coffee.jpg").levels
     result = bundled.restore(picture)
     assert np.array_equal(result.image, picture)
     assert result.report["faces_before"] == result.report["faces_after"] == 0
