@@ -58,7 +58,7 @@ def made_pairs(config: TrainConfig, sampler: CropSampler, degrade: Degrade) -> P
     blurred, sharp = [], []
     for index, bucket in enumerate(chosen):
         crop = sampler.crop(np.random.default_rng((SEED, index)), bucket)
-        picture = torch.from_numpy(crop).permute(2, 0, 1).contiguous()
+        picture = torch.from_numpy(crop.copy()).permute(2, 0, 1).contiguous()  # decoded levels may be read-only
         result, _ = degrade(picture[None].float() / 255, seeds=torch.tensor([SEED + index]))
         sharp.append(picture)
         blurred.append((result[0] * 255).round().to(torch.uint8))
@@ -75,9 +75,7 @@ def read_pairs(folder: Path) -> Pairs:
 
     for side in ("blurred", "sharp"):
         if not (folder / side).is_dir():
-            raise DataError(
-                f"--validate {folder}: expected the folders blurred/ and sharp/ in it; {side}/ is not there"
-            )
+            raise DataError(f"--validate {folder}: expected blurred/ and sharp/ in it; {side}/ is absent")
     found, _ = find_pairs(folder / "blurred", None, folder / "sharp")
     blurred, sharp = [], []
     for pair in found:
