@@ -155,7 +155,11 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     fill = (small[:, :3] + 0.02 * around) / (small[:, 3:] + 0.02)
     fill = F.interpolate(fill, size=images.shape[-2:], mode="bilinear", align_corners=False)
     # Seen pixels stay as they are: where nothing moves, matte and background add up to the picture again.
-    background = torch.where(matte >= 1.0, fill, images)
+    # Further in, the fill takes over gradually: a hard edge would show through a long blur.
+    hidden = (matte >= 1.0).float()
+    width = 2 * (min(images.shape[-2:]) // 24) + 1
+    depth = F.avg_pool2d(hidden, width, 1, width // 2, count_include_pad=False)
+    background = torch.lerp(images, fill, hidden * (2.0 * depth - 1.0).clamp_(0.0, 1.0))
     return moving[:, :3] + background * (1.0 - moving[:, 3:])
 
 
