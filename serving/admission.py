@@ -111,8 +111,8 @@ class Admission:
             or self._oldest_wait_s() > self.bounds.age_s
         )
 
-    def enter(self) -> Ticket:
-        """A place for a request whose headers have come.
+    def check(self) -> None:
+        """Whether there is a place for a request whose headers have come.
 
         Raises:
             Problem: 503 when draining or full.
@@ -124,6 +124,14 @@ class Admission:
             raise self.refusal("requests", f"{self.requests} requests are inside")
         if self.pixels >= self.bounds.pixels:
             raise self.refusal("pixels", f"{self.pixels} pixels are being worked on")
+
+    def enter(self) -> Ticket:
+        """A place for a request whose headers have come.
+
+        Raises:
+            Problem: 503 when draining or full.
+        """
+        self.check()
         self.requests += 1
         return Ticket(self)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,25 +31,33 @@ _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Frame:
-    """Plain ASGI, so that a disconnect of the client reaches the route unfiltered."""
+    """Plain ASGI, so that a disconnect of the client reaches the route unfiltered.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    Args:
+        app: what is framed.
+        metrics: where requests are counted.
+        check: raises the Problem that a picture would be refused with right now. It is asked before the framework
+            does anything: in a crowd the refusals are what the event loop is busy with, and probes wait behind them.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, check: Callable[[], None]) -> None:
         self._app = app
         self._metrics = metrics
+        self._check = check
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Frames HTTP; passes the rest on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        await _Exchange(self._app, self._metrics, scope, send).run(receive)
+        await _Exchange(self._app, self._metrics, self._check, scope, send).run(receive)
 
 
 class _Exchange:
     """One request and its response."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, scope: Scope, send: Send) -> None:
-        self._app, self._metrics, self._scope, self._send = app, metrics, scope, send
+    def __init__(self, app: ASGIApp, metrics: Metrics, check: Callable[[], None], scope: Scope, send: Send) -> None:
+        self._app, self._metrics, self._check, self._scope, self._send = app, metrics, check, scope, send
         self._begun = time.monotonic()
         self._status = 0
         self._sent_bytes = 0
@@ -58,6 +67,8 @@ class _Exchange:
     async def run(self, receive: Receive) -> None:
         """Passes the request on; whatever happens, there is an answer, a log line and a count."""
         try:
+            if self._scope["path"] == "/deblur" and self._scope["method"] == "POST":
+                self._check()
             await self._app(self._scope, receive, self._on_send)
         except Exception as error:
             if self._status:

@@ -54,6 +54,12 @@ class Service:
         """Whether the next request would be taken."""
         return self.fleet.ready and not self.admission.draining and not self.admission.full
 
+    def check(self) -> None:
+        """Raises the Problem that the next picture would be refused with, if it would."""
+        if not self.fleet.ready:
+            raise self.fleet.not_ready()
+        self.admission.check()
+
     def start(self) -> asyncio.Task[None]:
         """Begins to load the model on a thread; the task ends when it is ready or has failed."""
         self._loading = asyncio.create_task(self._load())

@@ -189,13 +189,8 @@ def talk(client, *pieces, pause_s=0.0, read=True):
 
 
 def head(length, content_type="image/png"):
-    lines = [
-        "POST /deblur?mode=whole HTTP/1.1",
-        "Host: x",
-        f"Content-Type: {content_type}",
-        f"Content-Length: {length}",
-    ]
-    return "\r\n".join([*lines, "", ""]).encode()
+    lines = ["POST /deblur?mode=whole HTTP/1.1", "Host: x", f"Content-Type: {content_type}"]
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
 def inside(client):
