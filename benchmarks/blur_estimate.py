@@ -3,7 +3,7 @@
     python -m benchmarks.blur_estimate train --faces DIR [DIR ...] -o estimator.safetensors
     python -m benchmarks.blur_estimate validate --pairs DIR [DIR ...]
 
-Training blurs sharp faces with the project's synthesizer (recipe `default`, extents up to 0.7 of the
+Training blurs sharp faces with the project's synthesizer (recipe `default`, extents up to 0.4 of the
 face's box). A pairs folder holds blurred/, sharp/ and pairs.csv with the columns file and
 extent_px_at_128.
 """
@@ -29,8 +29,8 @@ from deblur.images import decode, to_levels, to_tensor
 CROP_PX = 160
 BATCH = 48
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
-LEAST_FACE_PX, MOST_FACE_PX = 28.0, 110.0
-MAX_EXTENT = 0.7  # of the face's box
+LEAST_FACE_PX, MOST_FACE_PX = 28.0, 130.0
+MAX_EXTENT = 0.4  # of the face's box
 
 Sharp = tuple[NDArray[np.uint8], tuple[float, float, float, float]]
 
@@ -42,8 +42,8 @@ def main() -> None:
     trains = actions.add_parser("train")
     trains.add_argument("--faces", type=Path, nargs="+", required=True)
     trains.add_argument("--per-folder", type=int, default=800)
-    trains.add_argument("--views", type=int, default=24_000)
-    trains.add_argument("--steps", type=int, default=8_000)
+    trains.add_argument("--views", type=int, default=12_000)
+    trains.add_argument("--steps", type=int, default=4_000)
     trains.add_argument("--seed", type=int, default=0)
     trains.add_argument("-o", "--out", type=Path, required=True)
     validates = actions.add_parser("validate")
@@ -119,7 +119,7 @@ def draw_batch(
         sharp.append(to_tensor(crop))
         boxes.append(box)
         sides.append(max(box[2] - box[0], box[3] - box[1]))
-    relative = np.where(rng.random(size) < 0.15, 0.0, rng.triangular(0, 0, MAX_EXTENT, size))
+    relative = np.where(rng.random(size) < 0.15, 0.0, rng.uniform(0, MAX_EXTENT, size))
     extent_px = torch.tensor(relative * np.array(sides), dtype=torch.float32)
     blurred, drawn = degrade(torch.stack(sharp), extent_px=extent_px)
     views, targets = [], []

@@ -1,11 +1,13 @@
 """Resampling by the mean over windows, for detection: exact, and at a cost free of the windows' size."""
 
+import functools
+
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-ROWS_AT_ONCE = 16
+ROWS_AT_ONCE = 24
 
 
 class AreaSampler:
@@ -33,18 +35,7 @@ class AreaSampler:
 
     def level(self, height: int, width: int) -> NDArray[np.float32]:
         """The whole picture at height x width: (height, width, 3) in 0..255."""
-        top, bottom = (v[0] for v in _windows(np.zeros(1, np.int64), np.full(1, self._sums.shape[0] - 1), height))
-        left, right = (v[0] for v in _windows(np.zeros(1, np.int64), np.full(1, self._sums.shape[1] - 1), width))
-        level = np.empty((height, width, 3), np.float32)
-        for start in range(0, height, ROWS_AT_ONCE):  # few enough to stay in the cache: four times as fast
-            here = slice(start, start + ROWS_AT_ONCE)
-            rows = self._sums[bottom[here]]
-            rows -= self._sums[top[here]]
-            total = rows.take(right, axis=1)
-            total -= rows.take(left, axis=1)
-            area = (bottom - top)[here, None, None] * (right - left)[None, :, None]
-            np.divide(total, area, out=level[here], dtype=np.float32, casting="unsafe")
-        return level
+        return _resized(self._sums, height, width)
 
     def crops(self, boxes: NDArray[np.float32], side_px: int) -> NDArray[np.float32]:
         """Crops at (n, 4) boxes, cut to the picture: (n, side_px, side_px, 3) in 0..255."""
@@ -54,9 +45,7 @@ class AreaSampler:
         if self._shrink > 1:
             small = np.minimum(x1 - x0, y1 - y0) < side_px * self._shrink
         for i in np.flatnonzero(small):
-            sums = _sums(self._picture[y0[i] : y1[i], x0[i] : x1[i]])
-            zero, one = np.zeros(1, np.int64), slice(i, i + 1)
-            out[i] = _window_means(sums, zero, zero, (x1 - x0)[one], (y1 - y0)[one], side_px)[0]
+            out[i] = _resized(_sums(self._picture[y0[i] : y1[i], x0[i] : x1[i]]), side_px, side_px)
         large = ~small
         out[large] = _window_means(
             self._sums,
@@ -72,6 +61,28 @@ class AreaSampler:
 def _sums(picture: NDArray[np.uint8]) -> NDArray[np.int32]:
     """Integral image, (H + 1, W + 1, 3). It may wrap beyond 8 MP: differences stay exact."""
     return np.asarray(cv2.integral(picture, sdepth=cv2.CV_32S), np.int32)
+
+
+def _resized(sums: NDArray[np.int32], height: int, width: int) -> NDArray[np.float32]:
+    """The whole of an integral image at height x width."""
+    top, bottom = _all_windows(sums.shape[0] - 1, height)
+    left, right = _all_windows(sums.shape[1] - 1, width)
+    level = np.empty((height, width, 3), np.float32)
+    for start in range(0, height, ROWS_AT_ONCE):  # few enough to stay in the cache: four times as fast
+        here = slice(start, start + ROWS_AT_ONCE)
+        rows = sums[bottom[here]]
+        rows -= sums[top[here]]
+        total = rows.take(right, axis=1)
+        total -= rows.take(left, axis=1)
+        area = (bottom - top)[here, None, None] * (right - left)[None, :, None]
+        np.divide(total, area, out=level[here], dtype=np.float32, casting="unsafe")
+    return level
+
+
+@functools.lru_cache(maxsize=512)
+def _all_windows(size: int, count: int) -> tuple[Indices, Indices]:
+    starts, stops = _windows(np.zeros(1, np.int64), np.full(1, size), count)
+    return starts[0], stops[0]
 
 
 def _window_means(
