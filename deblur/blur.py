@@ -1,9 +1,9 @@
 """How strongly a face is blurred by motion, judged from the blurred picture alone.
 
-A small convolutional network looks at the luminance of the face at 96 px and answers with the extent of
-the camera's path. It was trained on synthetic blur by `python -m benchmarks.blur_estimate`, which also
-prints its error on pairs of known extent; a sharp face gets an answer of 0 to 3% of its side rather than
-exactly 0.
+A small convolutional network looks at the luminance of the face at 96 px and answers with the extent of the camera's
+path. It was trained on synthetic blur by `python -m benchmarks.blur_estimate`, which also prints its error on pairs of
+known extent. A sharp face gets an answer of 0 to 3% of its side rather than exactly 0; beyond 40% of the face's side,
+where its training ended, the answer stops growing.
 """
 
 import functools
