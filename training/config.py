@@ -62,6 +62,8 @@ class LossConfig:
         fft_weight: weight of the L1 distance of orthonormal 2-D spectra.
         perceptual_weight: weight of the distance in feature space.
         perceptual_from: progress of the run, 0..1, from which the perceptual loss counts.
+        perceptual_share: share of each batch that the perceptual loss looks at, 0..1. The VGG costs several times the
+            generator: half of the batch brings more steps for the time.
         perceptual_net: `vgg16` or `vgg19`, torchvision's, ImageNet weights.
         perceptual_layers: names of the feature maps compared: `conv3_3` before the ReLU, `relu3_3` after it.
         perceptual_distance: `l1` relative to the sharp features' mean size, or `mse`.
@@ -79,6 +81,7 @@ class LossConfig:
     fft_weight: float = 0.1
     perceptual_weight: float = 0.0
     perceptual_from: float = 0.0
+    perceptual_share: float = 1.0
     perceptual_net: Literal["vgg16", "vgg19"] = "vgg16"
     perceptual_layers: tuple[str, ...] = ("relu2_2", "relu3_3")
     perceptual_distance: Literal["l1", "mse"] = "l1"
@@ -93,6 +96,8 @@ class LossConfig:
         weights = (self.pixel_weight, self.fft_weight, self.perceptual_weight, self.adversarial_weight)
         if min(weights) < 0 or max(weights) == 0:
             raise OptionError(f"loss: expected weights of at least 0 and one above, got {weights}")
+        if not 0 < self.perceptual_share <= 1:
+            raise OptionError(f"perceptual_share: expected a share in (0, 1], got {self.perceptual_share}")
         if self.critic_steps < 1:
             raise OptionError(f"critic_steps: expected at least 1, got {self.critic_steps}")
 

@@ -30,6 +30,7 @@ def fast() -> TrainConfig:
         loss=LossConfig(
             perceptual_weight=0.1,
             perceptual_from=0.6,
+            perceptual_share=0.5,
             adversarial_weight=0.01,
             adversarial_from=0.6,
             discriminator_warmup=300,
@@ -42,7 +43,7 @@ def finetune() -> TrainConfig:
     return replace(
         pixels(),
         stages=(Stage(until=1.0, buckets=MIXED),),
-        loss=LossConfig(perceptual_weight=0.1, adversarial_weight=0.01, discriminator_warmup=300),
+        loss=LossConfig(perceptual_weight=0.1, perceptual_share=0.5, adversarial_weight=0.01, discriminator_warmup=300),
         optimizer=OptimizerConfig(learning_rate=2e-4, final_rate=0.05),
         best_by="perceptual",
     )

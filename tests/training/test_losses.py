@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deblur.errors import DataError, OptionError
 from training.config import LossConfig, TrainConfig
 from training.data import Pair
-from training.losses import adversarial_loss, discriminator_loss, fft_loss, gradient_penalty, pixel_loss
+from training.losses import GeneratorLoss, adversarial_loss, discriminator_loss, fft_loss, gradient_penalty, pixel_loss
 from training.perceptual import PerceptualLoss
 from training.recipes import recipe
 from training.trainer import Trainer
@@ -149,6 +149,14 @@ def test_the_perceptual_loss_changes_the_generators_gradients(
         return _gradients(trainer, batch(0)[0])
 
     assert not _same(made(0.0), made(0.1))
+
+
+def test_the_perceptual_loss_looks_at_its_share_of_the_batch(vgg_file: VggFile) -> None:
+    loss = GeneratorLoss(LossConfig(perceptual_weight=1.0, perceptual_share=0.5), vgg_file("vgg16", "relu3_3"))
+    restored = torch.rand(4, 3, 32, 32, requires_grad=True)
+    loss(restored, torch.rand(4, 3, 32, 32), progress=0.0)["perceptual"].backward()
+    assert restored.grad is not None
+    assert [bool(g.any()) for g in restored.grad] == [True, True, False, False]
 
 
 def test_losses_join_at_their_progress(tiny: TrainConfig, batch: Batch, vgg_file: VggFile) -> None:

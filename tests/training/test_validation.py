@@ -117,7 +117,7 @@ def test_the_sheet_shows_every_picture_at_its_own_size() -> None:
     sheet = make_sheet(made.blurred, made.sharp, made.sharp)
     assert sheet.dtype == np.uint8
     assert np.array_equal(sheet[:40, :40], made.blurred[0].permute(1, 2, 0).numpy())
-    assert np.array_equal(sheet[:40, 40 + GAP_PX : 80 + GAP_PX], made.sharp[0].permute(1, 2, 0).numpy())
+    assert np.array_equal(sheet[:40, 41:81], made.sharp[0].permute(1, 2, 0).numpy())
     second_row = 48 + GAP_PX
     assert np.array_equal(sheet[second_row : second_row + 40, :40], made.blurred[2].permute(1, 2, 0).numpy())
     assert pick(3, 12) == [0, 1, 2]
