@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deblur.batch.journal import Entry, Journal
-    from deblur.batch.pipeline import Outcome, Settings
+    from deblur.batch.outcome import Outcome
+    from deblur.batch.pipeline import Settings
     from deblur.batch.plan import Job, Selection
     from deblur.batch.runner import Listener, Options, Summary, pixels_for_memory, preview, run
 
@@ -35,7 +36,7 @@ _HOMES = {
     "Entry": "journal",
     "Job": "plan",
     "Journal": "journal",
-    "Outcome": "pipeline",
+    "Outcome": "outcome",
     "Selection": "plan",
     "Settings": "pipeline",
 }

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deblur.batch.files import reason, write_atomically
 from deblur.batch.journal import Entry, Journal, now
+from deblur.batch.outcome import Outcome, explain, is_done, mean_score
 from deblur.batch.plan import Job, Names, suffix_fits
+from deblur.batch.stores import LocalStore, Store, Times
 from deblur.errors import DeblurError, DeviceError, OutOfMemory, WeightsError
-from deblur.images import Limits, Picture, decode, encode, output_format, probe, read_file
+from deblur.images import Limits, Picture, decode, encode, output_format, probe
 
 if TYPE_CHECKING:
     from deblur.restoration import Restoration, Restorer
@@ -63,27 +64,6 @@ class Settings:
         return f"mode={self.mode} format={self.format or 'keep'} quality={self.quality or 'default'}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One picture, done with.
-
-    Attributes:
-        job: The picture.
-        entry: Its journal line; for a picture that was passed over, the line of an earlier run or None.
-        skipped: Why it was passed over: "done before", "exists", or "" where it was worked on.
-        before: Decoded input, where there is a result.
-        restoration: The result, where there is one.
-        written: Where the result is.
-    """
-
-    job: Job
-    entry: Entry | None
-    skipped: str = ""
-    before: Picture | None = None
-    restoration: Restoration | None = None
-    written: Path | None = None
-
-
 @dataclass(kw_only=True)
 class _Work:
     """A picture on its way."""
@@ -92,7 +72,7 @@ class _Work:
     pixels: int
     content: bytes
     digest: str
-    times_ns: tuple[int, int]
+    times_ns: Times | None
     picture: Picture
     plan: Any
     inputs: list[Any] | None  # None: too many to keep, cut again as they are used
@@ -138,6 +118,7 @@ class Pipeline:
         names: Gives out further output names.
         settings: How each picture is treated.
         done: Is told of each picture, in any order, by one thread at a time.
+        store: Where files are; this machine's when None.
     """
 
     def __init__(
@@ -147,7 +128,9 @@ class Pipeline:
         names: Names,
         settings: Settings,
         done: Callable[[Outcome], None],
+        store: Store | None = None,
     ):
+        self.store = store or LocalStore(settings.output)
         self.restorer = restorer
         self.journal = journal
         self.names = names
@@ -212,13 +195,13 @@ class Pipeline:
             if skipped:
                 self._report(Outcome(job=job, entry=self.journal.latest.get(job.key), skipped=skipped))
                 return
-            content = read_file(job.source, self.settings.limits)
+            content, times_ns = self.store.read(job.source, self.settings.limits)
             header = probe(content, self.settings.limits, name=str(job.source))
             pixels = header.width * header.height
             if not self._budget.acquire(pixels, lambda: self.stopped):
                 return
             held = pixels
-            self._ready.put(self._read(job, content, pixels))
+            self._ready.put(self._read(job, content, times_ns, pixels))
             held = 0
         except Exception as error:
             self._fail(job, error)
@@ -234,11 +217,10 @@ class Pipeline:
             return "done before"
         if self.settings.overwrite or job.key in self.journal.latest:
             return ""
-        return "exists" if (self.settings.output / job.output).exists() else ""
+        return "exists" if self.store.exists(job.output) else ""
 
-    def _read(self, job: Job, content: bytes, pixels: int) -> _Work:
+    def _read(self, job: Job, content: bytes, times_ns: Times | None, pixels: int) -> _Work:
         started = time.perf_counter()
-        state = job.source.stat()
         picture = decode(content, self.settings.limits, name=str(job.source))
         plan = self.restorer.plan(picture, mode=self.settings.mode)
         input_pixels = sum(region.side[0] * region.side[1] for region in plan.regions)
@@ -247,7 +229,7 @@ class Pipeline:
             pixels=pixels,
             content=content,
             digest=hashlib.sha256(content).hexdigest(),
-            times_ns=(state.st_atime_ns, state.st_mtime_ns),
+            times_ns=times_ns,
             picture=picture,
             plan=plan,
             inputs=list(plan.inputs) if input_pixels <= self.settings.batch_pixels else None,
@@ -331,7 +313,7 @@ class Pipeline:
             path = self.settings.output / output
             entry = self._entry(work, restoration, content, output, "restored" if changed else "unchanged")
             self.journal.append(entry)  # ahead of the result: see journal.py
-            write_atomically(path, content, work.times_ns)
+            self.store.write(output, content, work.times_ns)
             if self.settings.compare:
                 self._compare(work, restoration, output)
             self._report(Outcome(job=work.job, entry=entry, before=work.picture, restoration=restoration, written=path))
@@ -376,13 +358,13 @@ class Pipeline:
             status=status,
             input_sha256=work.digest,
             input_bytes=len(work.content),
-            input_mtime_ns=work.times_ns[1],
+            input_mtime_ns=work.times_ns[1] if work.times_ns else 0,
             output_sha256=hashlib.sha256(content).hexdigest(),
             output_bytes=len(content),
             faces_before=len(before),
             faces_after=len(after),
-            confidence_before=_mean_score(before),
-            confidence_after=_mean_score(after),
+            confidence_before=mean_score(before),
+            confidence_after=mean_score(after),
             seconds=round(work.seconds, 4),
             warnings=tuple(work.picture.warnings),
         )
@@ -420,38 +402,3 @@ class Pipeline:
     def _report(self, outcome: Outcome) -> None:
         with self._done_lock:
             self._done(outcome)
-
-
-def is_done(job: Job, journal: Journal, settings: Settings, weights_sha256: str) -> bool:
-    """Whether an earlier run left the result of this very input, with these weights and settings."""
-    entry = journal.latest.get(job.key)
-    if entry is None or not entry.succeeded:
-        return False
-    in_place = settings.output / entry.output == job.source
-    same = entry.weights_sha256 == weights_sha256 and entry.settings == settings.fingerprint
-    if not in_place and (not same or entry.output != job.output or not journal.has_result(entry)):
-        return False
-    try:
-        state = job.source.stat()
-        if not in_place and (state.st_size, state.st_mtime_ns) == (entry.input_bytes, entry.input_mtime_ns):
-            return True
-        digest = hashlib.sha256(job.source.read_bytes()).hexdigest()
-    except OSError:
-        return False
-    # In place, the input is the result of the earlier run: restoring it once more would do harm.
-    return digest == (entry.output_sha256 if in_place else entry.input_sha256)
-
-
-def explain(error: BaseException, source: Path) -> str:
-    """One line for the user: what is wrong with this picture."""
-    if isinstance(error, DeblurError):
-        return " ".join(str(error).split())
-    if isinstance(error, OSError):
-        return f"{source}: {reason(error)}"
-    if isinstance(error, MemoryError):
-        return f"{source}: not enough memory"
-    return f"{source}: unexpected {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _mean_score(faces: Sequence[Any]) -> float:
-    return round(sum(face.score for face in faces) / len(faces), 4) if faces else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from deblur.batch.pipeline import Outcome
+from deblur.batch.outcome import Outcome
 from deblur.batch.runner import Listener, Summary
 
 STYLES = ("auto", "json", "quiet")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from deblur.batch.files import check_writable, remove_abandoned
 from deblur.batch.journal import Entry, Journal
-from deblur.batch.pipeline import Outcome, Pipeline, Settings
+from deblur.batch.outcome import Outcome
+from deblur.batch.pipeline import Pipeline, Settings
 from deblur.batch.plan import Found, Job, Selection, check_inputs_are_kept, find_jobs
 from deblur.errors import OptionError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from deblur.batch.files import check_writable
 from deblur.batch.journal import Journal
-from deblur.batch.pipeline import Outcome, is_done
+from deblur.batch.outcome import Outcome, is_done
 from deblur.batch.plan import Found, Job
 from deblur.batch.runner import Listener, Options, Summary, clean, run_jobs, scan
 
