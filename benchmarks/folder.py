@@ -4,8 +4,9 @@
 
 Throughput: a folder of 512 px JPEG portraits with one blurred face each goes through `deblur.batch.run` (read, hash,
 decode, detect, generate, blend, look again, encode, fsync, journal). The loop alone does nothing but detect, generate
-and detect again on the same pictures, decoded beforehand. The two take turns, and the ratio is that of their medians. The ratio of their CPU times is
-printed too: it says the same on a machine that is busy with other things, where the clock says little.
+and detect again on the same pictures, decoded beforehand. The two take turns, and the ratio is that of their medians.
+The ratio of their CPU times is printed too: it holds on a machine that is busy with other things, where the clock
+says little.
 
 Memory: `deblur restore` on one 24 megapixel photo in a process of its own, once with two faces, once with none, which
 goes through the whole picture in tiles. Peak resident memory, against a limit of 3 GB.
