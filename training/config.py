@@ -184,6 +184,7 @@ class TrainConfig:
         log_every: steps between log lines.
         bad_steps: stop after this many steps in a row without finite numbers.
         cache_mib: decoded faces kept in memory, MiB.
+        flat_share: share of training crops that are one colour, 0..1.
     """
 
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
@@ -214,6 +215,7 @@ class TrainConfig:
     log_every: int = 50
     bad_steps: int = 20
     cache_mib: int = 4096
+    flat_share: float = 0.01
 
     def __post_init__(self) -> None:
         if not self.stages or not all(stage.buckets for stage in self.stages):

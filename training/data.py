@@ -169,6 +169,7 @@ class CropSampler:
         seed: the run's seed.
         rank: index of this process.
         workers: threads that read and decode.
+        flat_share: share of crops that are one colour: a generator that never saw any invents shades in them.
     """
 
     def __init__(
@@ -179,8 +180,9 @@ class CropSampler:
         seed: int,
         rank: int = 0,
         workers: int = 2,
+        flat_share: float = 0.0,
     ):
-        self.stores = list(stores)
+        self.stores, self.flat_share = list(stores), flat_share
         self.seed, self.rank = seed, rank
         masses = np.array([len(s) * w for s, w in zip(stores, weights, strict=True)], dtype=np.float64)
         self._ends = np.cumsum(masses / masses.sum())
@@ -205,6 +207,9 @@ class CropSampler:
         Raises:
             DataError: hardly any picture fits.
         """
+        if self.flat_share and rng.random() < self.flat_share:
+            colour = rng.integers(0, 256, 3) * rng.random()  # dark ones are where shades show most
+            return np.full((bucket.height, bucket.width, 3), colour, np.uint8)
         for _ in range(DRAWS):
             store, index = self._draw(rng)
             if fits(store.size(index), bucket):
@@ -288,6 +293,8 @@ class Batches:
         self._depth = 3 if device.type == "cuda" else 1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._stream is not None:  # what the blur reads was sent to the device on the stream of this thread
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def bucket_at(self, step: int) -> Bucket:
         """The bucket of a step."""

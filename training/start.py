@@ -61,6 +61,7 @@ def tune_process() -> None:
 
     keep_freed_memory()
     cv2.setNumThreads(1)  # crops are small, and the threads that make them are ours
+    torch.backends.cudnn.benchmark = True  # a run has a handful of crop sizes
 
 
 def configure(options: argparse.Namespace) -> TrainConfig:
@@ -208,7 +209,9 @@ def samplers(config: TrainConfig, group: Group) -> tuple[CropSampler, CropSample
     room = config.cache_mib // len(parsed)
     stores = [FaceStore(train, room) for train, _ in splits]
     weights = [weight for _, weight in parsed]
-    training = CropSampler(stores, weights, seed=config.seed, rank=group.rank, workers=workers)
+    training = CropSampler(
+        stores, weights, seed=config.seed, rank=group.rank, workers=workers, flat_share=config.flat_share
+    )
     kept = [(FaceStore(valid, 64), w) for (_, valid), w in zip(splits, weights, strict=True) if valid.names]
     if not kept or config.validate or not config.validate_every:
         return training, None

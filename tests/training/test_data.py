@@ -171,6 +171,14 @@ def test_weights_draw_a_set_more_often(faces: Path, tmp_path: Path) -> None:
     assert (drawn.max(axis=(1, 2, 3)) == 0).mean() == pytest.approx(0.9, abs=0.06)
 
 
+def test_a_share_of_crops_is_one_colour(faces: Path) -> None:
+    stores = [FaceStore(open_sources(faces), 16)]
+    crops, _ = CropSampler(stores, [1.0], seed=0, flat_share=0.25).batch(0, replace(BUCKET, batch=200))
+    flat = np.ptp(crops, axis=(1, 2)).max(axis=1) == 0
+    assert flat.mean() == pytest.approx(0.25, abs=0.1)
+    assert len(np.unique(crops[flat][:, 0, 0], axis=0)) > 20
+
+
 @pytest.mark.parametrize(
     ("size", "inside"), [((32, 32), True), ((31, 90), False), ((90, 60), True), ((101, 40), False)]
 )
