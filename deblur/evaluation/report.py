@@ -150,7 +150,8 @@ def _row(record: Record, extent: float, threshold: float) -> dict[str, Any]:
         "estimated_extent_px": round(record.estimated_extent_px, 3),
     }
     if record.pair.known:
-        row |= {key: value for key, value in record.pair.known.notes.items() if isinstance(value, (str, int, float))}
+        notes = record.pair.known.notes.items()
+        row |= {key: note for key, note in notes if isinstance(note, (str, int, float)) and key not in row}
     for side, faces in record.faces.items():
         counted = [face for face in faces if face.score >= threshold]
         row[f"{side}_faces"] = len(counted)

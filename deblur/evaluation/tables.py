@@ -66,8 +66,8 @@ def columns(records: Sequence[Record], threshold: float) -> dict[str, dict[str, 
 
 def _referenced(records: Sequence[Record], threshold: float) -> dict[str, dict[str, Column]]:
     table: dict[str, dict[str, Column]] = {}
-    for side in SIDES:
-        outcomes = [outcome_of(record, side, threshold) for record in records]
+    judged = {side: [outcome_of(record, side, threshold) for record in records] for side in SIDES}
+    for side, outcomes in judged.items():
         faces = [float(o.faces) for o in outcomes]
         hits = [float(o.hits) for o in outcomes]
         ones = [1.0] * len(records)
@@ -80,6 +80,7 @@ def _referenced(records: Sequence[Record], threshold: float) -> dict[str, dict[s
         }
         for name, column in per_side.items():
             table.setdefault(name, {})[side] = column
+    table["landmark_error_common"] = _common_landmarks(judged["blurred"], judged["restored"])
     for name in ("psnr", "ssim", "lpips", "identity"):
         for side in ("blurred", "restored"):
             values = [record.measures.get(name, {}).get(side) for record in records]
@@ -91,6 +92,24 @@ def _referenced(records: Sequence[Record], threshold: float) -> dict[str, dict[s
     worse = [record.measures["psnr"]["restored"] < record.measures["psnr"]["blurred"] - WORSE_DB for record in records]
     table["made_worse"] = {"restored": ([float(w) for w in worse], [1.0] * len(records))}
     return table
+
+
+def _common_landmarks(blurred: Sequence[DetectionOutcome], restored: Sequence[DetectionOutcome]) -> dict[str, Column]:
+    """Landmark errors of the faces found both before and after: a face found anew says nothing about a change."""
+    sums: dict[str, list[float]] = {"blurred": [], "restored": []}
+    counts = []
+    for before, after in zip(blurred, restored, strict=True):
+        a, b = _errors_by_face(before), _errors_by_face(after)
+        common = a.keys() & b.keys()
+        sums["blurred"].append(sum(a[i] for i in common))
+        sums["restored"].append(sum(b[i] for i in common))
+        counts.append(float(len(common)))
+    return {side: (totals, counts) for side, totals in sums.items()}
+
+
+def _errors_by_face(outcome: DetectionOutcome) -> dict[int, float]:
+    found = (index for index, confidence in enumerate(outcome.confidences) if confidence > 0)
+    return dict(zip(found, outcome.landmark_errors, strict=True))
 
 
 def outcome_of(

@@ -18,9 +18,10 @@ from skimage.metrics import peak_signal_noise_ratio
 from deblur.errors import DataError, OptionError, WeightsError
 from deblur.evaluation import EvaluationConfig, add_arguments, evaluate, run
 from deblur.evaluation.pairs import find_pairs, read_manifest
-from deblur.evaluation.tables import extent_error, rank_correlation
+from deblur.evaluation.tables import _common_landmarks, extent_error, rank_correlation
+from deblur.faces import Face
 from deblur.generator import GeneratorConfig, build
-from deblur.metrics import LpipsNetwork
+from deblur.metrics import LpipsNetwork, judge_detection
 from deblur.weights import save_weights
 
 NAMES = ("a.png", "sub/a.png", "ü ö.png", "gone.png")
@@ -104,6 +105,23 @@ def test_a_lost_face_counts_as_missed_with_confidence_zero(report):
     everything = report.group("all").figures
     assert everything["detection_rate"]["blurred"].value == pytest.approx(0.75)
     assert everything["confidence"]["blurred"].value < 0.76
+
+
+def test_landmarks_are_compared_on_the_faces_found_both_before_and_after(report):
+    figures = report.group("all").figures["landmark_error_common"]
+    assert figures["gain"].value == pytest.approx(figures["restored"].value - figures["blurred"].value)
+    assert report.group("0").figures["landmark_error_common"]["gain"].value == 0.0
+    assert math.isnan(report.group("41").figures["landmark_error_common"]["restored"].value)
+
+
+def test_a_face_found_anew_does_not_enter_the_comparison_of_landmarks():
+    marks = ((10.0, 10.0), (20.0, 10.0), (15.0, 15.0), (11.0, 20.0), (19.0, 20.0))
+    one, two = Face((0, 0, 30, 30), 0.99, marks), Face((50, 0, 80, 30), 0.99, tuple((x + 50, y) for x, y in marks))
+    moved = Face(two.box, 0.95, tuple((x + 1, y) for x, y in two.landmarks))
+    before, after = judge_detection([moved], [one, two]), judge_detection([one, two], [one, two])
+    common = _common_landmarks([before], [after])
+    assert common["blurred"] == ([pytest.approx(0.1)], [1.0])
+    assert common["restored"] == ([0.0], [1.0])
 
 
 def test_only_the_picture_made_worse_is_called_so(report):
