@@ -24,7 +24,7 @@ import torch
 
 from data_synth import Degrade, DegradeConfig, KernelBank, default, sample_kernels
 from data_synth import trajectory as model
-from data_synth.memory import keep_freed_memory
+from deblur.devices import keep_freed_memory
 
 EXTENT_PX = 21
 SIDE = 128

@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(given: list[str]) -> int:
     from data_synth.config import RECIPES, recipe
     from data_synth.dataset import BAD, LAYOUTS, Job, write_dataset
-    from data_synth.memory import keep_freed_memory
     from data_synth.pairs import FORMATS, PairPlan
     from data_synth.sources import SPLITS, open_sources
+    from deblur.devices import keep_freed_memory
 
     parser = argparse.ArgumentParser(
         prog="python -m data_synth",

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from data_synth.memory import keep_freed_memory
 from data_synth.pairs import EXTENSIONS, Pair, PairMaker, PairPlan
 from data_synth.sources import Sources
+from deblur.devices import keep_freed_memory
 from deblur.errors import DataError, ImageError, OptionError, OutputError
 
 MANIFEST, BAD, RUN = "manifest.jsonl", "bad.jsonl", "run.json"
