@@ -22,10 +22,10 @@ from deblur.images import Picture, decode, encode, to_levels, to_tensor
 SAMPLES = Path(__file__).resolve().parents[1] / "samples"
 # name: blur extent in px of the picture, seed of the degradation
 BLUR = {
-    "astronaut.jpg": (18.0, 11),
-    "hopper.jpg": (30.0, 7),
-    "crop.png": (20.0, 3),
-    "group.jpg": (16.0, 5),
+    "astronaut.jpg": (16.0, 11),
+    "hopper.jpg": (26.0, 7),
+    "crop.png": (24.0, 3),
+    "group.jpg": (12.0, 5),
     "coffee.jpg": (14.0, 2),
 }
 
