@@ -119,7 +119,7 @@ class Admission:
         """
         if self.draining:
             self._on_reject("draining")
-            raise Problem("draining", "The service is shutting down; try another instance.", retry_after_s=1)
+            raise Problem("draining", "Try another instance, or this one again soon.", retry_after_s=1)
         if self.requests >= self.bounds.requests:
             raise self.refusal("requests", f"{self.requests} requests are inside")
         if self.pixels >= self.bounds.pixels:

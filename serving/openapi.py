@@ -18,7 +18,8 @@ REQUEST_BODY: dict[str, Any] = {
                 "type": "object",
                 "required": ["file"],
                 "properties": {"file": {**_BINARY, "description": "The picture file."}},
-            }
+            },
+            "encoding": {"file": {"contentType": "image/png, image/jpeg, image/webp, image/*"}},
         },
         **{media: {"schema": _BINARY} for media in ("image/png", "image/jpeg", "image/webp", "image/*")},
     },

@@ -111,7 +111,6 @@ async function show(file, report) {
   };
   move(50);
   const faces = listFaces(report);
-  drawBoxes(faces, width, height);
   fillTable(faces);
   const verdict = describe(report, faces);
   at("verdict").textContent = verdict;
@@ -120,6 +119,7 @@ async function show(file, report) {
   download.download = `${(file.name || "picture").replace(/\.[^.]*$/, "")}-restored.${EXTENSIONS[restored.type] || "png"}`;
   at("details").textContent = detailsOf(report, restored);
   at("result").hidden = false;
+  drawBoxes(faces, width, height);
   at("result-title").focus({ preventScroll: true });
   at("result").scrollIntoView({ block: "start", behavior: "smooth" });
   say(verdict);
@@ -170,7 +170,7 @@ function drawBoxes(faces, width, height) {
     Object.entries({ x: x0, y: y0, width: x1 - x0, height: y1 - y0, class: kind }).forEach(([k, v]) => rect.setAttribute(k, v));
     svg.append(rect);
     if (faces.length > 1) {
-      const size = Math.max(10, Math.min((y1 - y0) / 4, height / 18));
+      const size = (14 * width) / (at("compare").clientWidth || width); // 14 px on the screen
       const text = document.createElementNS(SVG, "text");
       Object.entries({ x: x0 + size / 4, y: y0 + size, "font-size": size }).forEach(([k, v]) => text.setAttribute(k, v));
       text.textContent = String(index + 1);

@@ -33,8 +33,15 @@ def running(settings, ready=True):
     thread.start()
     client = httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=60, trust_env=False)
     client.app = app
+
+    def status():
+        failure = app.state.service.fleet.failure
+        if ready and failure is not None:
+            raise AssertionError("the model could not be loaded") from failure
+        return client.get("/readyz" if ready else "/healthz").status_code
+
     try:
-        wait_ready(lambda: client.get("/readyz").status_code if ready else client.get("/healthz").status_code)
+        wait_ready(status)
         yield client
     finally:
         client.close()
@@ -81,17 +88,19 @@ def free_port():
 class Server:
     """The service in a process of its own, as operators run it."""
 
-    def __init__(self, weights, command=None, **changes):
+    def __init__(self, weights, command=None, python=sys.executable, cwd=None, **changes):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         values = {"weights": weights, "devices": "cpu", "precision": "fp32", "port": self.port, **changes}
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("DEBLUR_", "OTEL_"))}
-        environment |= {f"DEBLUR_{name.upper()}": str(value) for name, value in values.items()}
-        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        for name, value in values.items():
+            environment[name if name.isupper() else f"DEBLUR_{name.upper()}"] = str(value)
+        environment |= {"PYTHONPATH": "" if cwd else str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [part.format(port=self.port) for part in command or ["-m", "serving"]]
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - a pipe that nobody reads fills up
+        self._printed = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, *command], env=environment, stderr=self._log, stdout=subprocess.DEVNULL
+            [python, *command], env=environment, cwd=cwd, stderr=self._log, stdout=self._printed
         )
 
     def status(self, path="/readyz"):
@@ -127,8 +136,13 @@ class Server:
         self._log.seek(0)
         return self._log.read()
 
+    def printed(self):
+        self._printed.seek(0)
+        return self._printed.read()
+
     def close(self):
         self._log.close()
+        self._printed.close()
 
     def kill(self):
         if self.process.poll() is None:
