@@ -134,15 +134,14 @@ def run(args: argparse.Namespace) -> int:
         DeblurError: Nothing could be done.
     """
     options = _options(args)
+    if args.engine != "ray" and any("://" in path for path in (*args.inputs, args.output)):
+        raise OptionError("URIs: expected --engine ray, which reads and writes them")
     if "-" in args.inputs or args.output == "-" or _is_one_file(args):
         from deblur.batch.single import run_single
 
         return run_single(options, _loader(args), dry_run=args.dry_run, style=_style(args))
     if args.engine == "ray":
-        from deblur.batch.ray_engine import run_on_ray
-
-        summary = run_on_ray(options, args)
-        return _finish(args, options, summary)
+        return _run_ray(options, args)
     if args.dry_run:
         return _run_dry(options, args)
     return _run_folder(options, args)
@@ -255,6 +254,29 @@ def _run_folder(options: Options, args: argparse.Namespace) -> int:
     return _finish(args, options, summary)
 
 
+def _run_ray(options: Options, args: argparse.Namespace) -> int:
+    from deblur.batch.progress import Progress
+    from deblur.batch.ray_engine import Cluster, run_on_ray
+
+    for name in ("dry_run", "watch", "limit_memory"):
+        if getattr(args, name):
+            raise OptionError(f"--{name.replace('_', '-')}: expected --engine local, which alone has it")
+    cluster = Cluster(
+        address=args.ray_address,
+        cpus_an_actor=args.jobs or 2,
+        weights=args.weights,
+        device=args.device,
+        precision=args.precision,
+    )
+    with _stoppable() as stopper:
+        progress = Progress(_style(args), sys.stdout, sys.stderr, stopper.set_stop)
+        try:
+            summary = run_on_ray(args.inputs, args.output, options, cluster, progress.listener())
+        finally:
+            progress.close()
+    return _finish(args, options, summary)
+
+
 def _finish(args: argparse.Namespace, options: Options, summary: Summary) -> int:
     from deblur.batch.progress import print_summary
     from deblur.batch.report import report_path, write_report
@@ -265,7 +287,7 @@ def _finish(args: argparse.Namespace, options: Options, summary: Summary) -> int
     print_summary(summary, options.settings.output, _style(args), sys.stdout, sys.stderr)
     if summary.interrupted:
         return INTERRUPTED
-    if not summary.entries and not summary.existing and args.watch is None:
+    if not (summary.entries or summary.existing or summary.done_before) and args.watch is None:
         if not summary.failed:
             sys.stderr.write("deblur: no pictures were found\n")
         return NOTHING_DONE
