@@ -189,8 +189,10 @@ class GatedUNet(nn.Module):
         return (padded + self._residual(padded))[..., :height, :width]
 
     def _residual(self, padded: Tensor) -> Tensor:
-        # Centred values keep a flat grey picture near zero at the first convolution.
-        x = self.stem(F.pixel_unshuffle(padded - 0.5, self.config.stem))  # (B, widths[0], H / stem, W / stem)
+        # Centred values keep a flat grey picture near zero at the first convolution. Low-precision weights work on
+        # low-precision values, but the picture that the residual is added to keeps its own.
+        centred = (padded - 0.5).to(self.stem.weight.dtype)
+        x = self.stem(F.pixel_unshuffle(centred, self.config.stem))  # (B, widths[0], H / stem, W / stem)
         skips: list[Tensor] = []
         for encoder, shrink in zip(self.encoders, self.shrink, strict=False):
             skips.append(encoder(x))

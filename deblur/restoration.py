@@ -19,20 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deblur.batching import Landing, a_few_at_a_time, in_batches
 from deblur.blur import estimate_extents
 from deblur.devices import resolve_device, resolve_precision
-from deblur.errors import OptionError, OutOfMemory
+from deblur.errors import OptionError
 from deblur.faces import Face, FaceDetector, match_faces
 from deblur.harm import Limits as HarmLimits
 from deblur.harm import harm_done
 from deblur.images import Picture, decode, like
 from deblur.images.picture import Source
+from deblur.inference import Optimize, Runner
 from deblur.regions import Region, face_region, feather, lay_back, region_input, tiles, without_overlap
 from deblur.weights import Weights, load_weights
 
 MODES = ("auto", "faces", "whole")
 DETECTION_THRESHOLD = 0.9  # the frozen setting of the quality metric
-PIXELS_A_BATCH = 1 << 20
 LONGEST_EXTENT_PX = 48.0  # at the working scale: what the generator is trained on at 128 px
 CROP_PX = 512  # a picture up to this side may be a cut-out face
 SAME_FACE_IOU = 0.3  # a restored face's box may grow or shrink a little
@@ -184,6 +185,7 @@ class Restorer:
         precision: `auto`, `fp32`, `bf16` or `fp16`.
         detector: a detector of one's own.
         harm: limits beyond which a face is left as it was.
+        optimize: see `deblur.inference.Runner`: `none`, `graphs` or `compile`.
     """
 
     def __init__(
@@ -194,11 +196,13 @@ class Restorer:
         precision: str = "auto",
         detector: FaceDetector | None = None,
         harm: HarmLimits | None = None,
+        optimize: Optimize = "none",
     ):
         self.device = resolve_device(device)
         self.dtype = resolve_precision(precision, self.device)
         self.weights = weights
         self.generator = weights.generator.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.runner = Runner(self.generator, self.device, self.dtype, optimize)
         self.detector = detector or FaceDetector(self.device, DETECTION_THRESHOLD)
         self.harm = harm or HarmLimits()
 
@@ -274,60 +278,14 @@ class Restorer:
         Raises:
             OutOfMemory: even one input does not fit the device.
         """
-        results: list[Tensor | None] = [None] * len(inputs)
-        by_size: dict[tuple[int, ...], list[int]] = {}
-        for index, given in enumerate(inputs):
-            by_size.setdefault(tuple(given.shape), []).append(index)
-        for (_, height, width), indices in by_size.items():
-            together = max(1, PIXELS_A_BATCH // (height * width))
-            for start in range(0, len(indices), together):
-                chunk = indices[start : start + together]
-                for index, restored in zip(chunk, self._run([inputs[i] for i in chunk]), strict=True):
-                    results[index] = restored
-        return [r for r in results if r is not None]
+        return in_batches(inputs, self._forward)
 
     def stream(self, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
         """Like `generate`, a few inputs at a time: memory stays bounded however many there are."""
-        pixels, chunk = 0, []
-        for given in inputs:
-            chunk.append(given)
-            pixels += given.shape[1] * given.shape[2]
-            if pixels >= PIXELS_A_BATCH:
-                yield from self.generate(chunk)
-                pixels, chunk = 0, []
-        yield from self.generate(chunk)
+        return a_few_at_a_time(inputs, self._forward)
 
-    def _run(self, chunk: list[Tensor]) -> list[Tensor]:
-        try:
-            return self._forward(torch.stack(chunk), self.dtype)
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if len(chunk) == 1:
-            raise OutOfMemory(f"the device {self.device} has no room for one input of {tuple(chunk[0].shape)}")
-        half = len(chunk) // 2
-        try:
-            return self._forward(torch.stack(chunk[:half]), self.dtype) + self._forward(
-                torch.stack(chunk[half:]), self.dtype
-            )
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"the device {self.device} ran out of memory on {len(chunk)} inputs and on half of them"
-            ) from error
-
-    @torch.inference_mode()
-    def _forward(self, batch: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        given = batch.to(self.device, non_blocking=True, memory_format=torch.channels_last)
-        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            restored = self.generator(given)
-        restored = restored.float().cpu()
-        if dtype != torch.float32 and not torch.isfinite(restored).all():
-            return self._forward(batch, torch.float32)  # never a black picture
-        return list(restored)
+    def _forward(self, batch: Tensor) -> Landing:
+        return self.runner.launch(batch)
 
     def finish(self, plan: Plan, outputs: Iterable[Tensor], source: Source | None = None) -> Restoration:
         """Lays back what the generator gave, looks at every face again, and undoes what did harm.
@@ -423,7 +381,11 @@ class Restorer:
 
 
 def load(
-    name_or_path: str | os.PathLike[str] = "default", *, device: str = "auto", precision: str = "auto"
+    name_or_path: str | os.PathLike[str] = "default",
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    optimize: Optimize = "none",
 ) -> Restorer:
     """A restorer with bundled or local weights.
 
@@ -431,13 +393,14 @@ def load(
         name_or_path: a bundled name, or a path to a weights file.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: `auto`, `fp32`, `bf16` or `fp16`.
+        optimize: `none`; `graphs` (CUDA) or `compile` for services that run for long.
 
     Raises:
         WeightsError: the weights are absent or damaged.
         DeviceError: the device is not there.
         OptionError: a name is not known.
     """
-    return Restorer(load_weights(name_or_path), device=device, precision=precision)
+    return Restorer(load_weights(name_or_path), device=device, precision=precision, optimize=optimize)
 
 
 def _working_scale(extent_px: float) -> float:
@@ -449,10 +412,3 @@ def _moved(face: Face, x: float, y: float) -> Face:
     x0, y0, x1, y1 = face.box
     marks = tuple((a + x, b + y) for a, b in face.landmarks)
     return Face((x0 + x, y0 + y, x1 + x, y1 + y), face.score, marks)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error)
-    return "out of memory" in text or "can't allocate memory" in text
