@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from deblur.faces import Face
 from deblur.images import Picture
 from deblur.regions import (
+    HALO_PX,
     SIDES_PX,
+    TILE_PX,
     face_region,
     feather,
     lay_back,
@@ -71,12 +73,13 @@ def test_the_mask_falls_to_nothing_inside_the_picture_and_stays_full_at_its_bord
 
 
 @settings(deadline=None, max_examples=20)
-@given(height=st.integers(1, 1500), width=st.integers(1, 1500))
+@given(height=st.integers(1, 2500), width=st.integers(1, 2500))
 def test_the_cores_of_tiles_cover_every_pixel_once(height, width):
     covered = np.zeros((height, width), np.uint8)
     for region in tiles(height, width):
         x0, y0, x1, y1 = region.box
         covered[y0:y1, x0:x1] += feather(region).astype(np.uint8)
+        assert max(region.side) <= TILE_PX + 2 * HALO_PX
     assert (covered == 1).all()
 
 
