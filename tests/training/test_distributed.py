@@ -16,6 +16,10 @@ ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
+# Importing TensorBoard takes longer than all these runs.
+LIGHT = ["--no-tensorboard", "--validate-every", "0"]
+
+
 def started(command: list[str], *options: object) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -28,6 +32,7 @@ def started(command: list[str], *options: object) -> str:
 def test_two_processes_train_as_one(faces: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
     common = ["--data", faces, "--recipe", "tiny", "--steps", "6", "--accumulate", "2", "--log-every", "3"]
+    common.append("--no-tensorboard")
     said = started([*TORCHRUN, "training/train.py"], *common, "--out", both)
     assert "effective batch at 32x32 px: 4 x 2 processes x 2 accumulated = 16" in said
     assert said.count("device cpu") == 1  # the second process is silent
@@ -38,7 +43,7 @@ def test_two_processes_train_as_one(faces: Path, tmp_path: Path) -> None:
     state = newest_checkpoint(both)
     assert state is not None
     assert state["seen"] == 6 * 16
-    started([*TORCHRUN, "training/train.py"], "--out", both, "--resume", "--steps", "7")
+    started([*TORCHRUN, "training/train.py"], "--out", both, "--resume", "--steps", "7", *LIGHT)
     resumed = newest_checkpoint(both)
     assert resumed is not None
     assert resumed["step"] == 7
@@ -106,5 +111,5 @@ def test_each_process_takes_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     ids=["file", "module"],
 )
 def test_it_starts_as_a_file_and_as_a_module(command: list[str], faces: Path, tmp_path: Path) -> None:
-    started(command, "--data", faces, "--out", tmp_path / "run", "--recipe", "tiny", "--steps", "1")
+    started(command, "--data", faces, "--out", tmp_path / "run", "--recipe", "tiny", "--steps", "1", *LIGHT)
     assert (tmp_path / "run" / "weights.safetensors").is_file()

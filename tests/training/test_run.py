@@ -223,7 +223,7 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(number: int, faces: 
     command = [sys.executable, "training/train.py", "--data", str(faces), "--out", str(run), "--recipe", "tiny"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [*command, "--steps", "100000", "--validate-every", "0"],
+        [*command, "--steps", "100000", "--validate-every", "0", "--no-tensorboard"],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
