@@ -9,6 +9,7 @@ An actor that dies is started again, and what it had in hand is done again; resu
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -160,6 +161,8 @@ def run_on_ray(
     listener.started(len(jobs), stop.set)
     if jobs:
         journal.write_plan(jobs)
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        ray.data.DataContext.get_current().enable_progress_bars = False  # we have our own
         started_here = not ray.is_initialized()
         if started_here:
             ray.init(address=cluster.address, log_to_driver=False, logging_level="WARNING")

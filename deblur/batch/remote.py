@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote
 
 from deblur.batch.journal import Entry
 from deblur.batch.pipeline import Settings
@@ -21,6 +22,7 @@ from deblur.images import Limits
 
 JOURNAL_FOLDER = "deblur-journal"
 SHARD_SUFFIX = ".tar"
+_URI_CHARACTERS = "%/:?#[]@!$&'()*+,;="  # what is escaped already stays; spaces and letters beyond ASCII are escaped
 
 
 def is_uri(path: str) -> bool:
@@ -48,7 +50,7 @@ def file_system(path: str) -> tuple[Any, str]:
 
     try:
         if is_uri(path):
-            return fs.FileSystem.from_uri(path)
+            return fs.FileSystem.from_uri(quote(path, safe=_URI_CHARACTERS))
         return fs.LocalFileSystem(), str(Path(path).absolute())
     except (ArrowException, OSError, ValueError) as error:
         raise OutputError(f"{path}: {error}") from error
@@ -63,6 +65,8 @@ class UriStore:
 
     def read(self, source: Path | str, limits: Limits) -> tuple[bytes, Times | None]:
         """Content and times of an input."""
+        if not is_uri(str(source)):
+            source = str(Path(source).absolute())
         system, path = file_system(str(source))
         try:
             information = system.get_file_info(path)
@@ -290,6 +294,6 @@ def _listed(uri: str, found: Found) -> Iterator[tuple[str, str]]:
         if item.type.name != "File" or any(part.startswith(".") for part in relative.split("/")):
             continue
         if posixpath.splitext(relative)[1].lower() in SUFFIXES or is_shard(relative):
-            yield scheme + item.path, relative
+            yield scheme + quote(item.path, safe="/"), relative
         else:
             found.ignore("not pictures by their names")

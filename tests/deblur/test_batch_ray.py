@@ -142,3 +142,17 @@ def test_uris_and_shards(cluster, folder, tmp_path, weights):
 def test_uris_need_the_engine(tmp_path, weights, capsys):
     assert main(["restore", "s3://bucket/x", "-o", str(tmp_path), "--weights", weights]) == 2
     assert "--engine ray" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["名前 x.gif", "100%41#?.png"])
+def test_names_that_are_no_uri_as_they_are(tmp_path, name):
+    from deblur.batch.plan import Selection
+    from deblur.batch.remote import ParquetJournal, UriStore, scan
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_bytes(b"content")
+    options = Options(inputs=(), settings=Settings(output=tmp_path / "out"), selection=Selection())
+    found = scan([f"file://{tmp_path}/in"], str(tmp_path / "out"), options, ParquetJournal(str(tmp_path / "out")))
+    assert [job.output for job in found.jobs] == [name]
+    content, _ = UriStore(f"file://{tmp_path}").read(found.jobs[0].source, Settings(output=tmp_path).limits)
+    assert content == b"content"
