@@ -100,6 +100,8 @@ class Run:
                 self.save()
                 saved = time.monotonic()
         finished = trainer.progress >= 1.0
+        if trainer.step > self._reported_step:
+            self._report()
         if finished and config.validate_every and trainer.step % config.validate_every:
             self.validate()
         self.save()
