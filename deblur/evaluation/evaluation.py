@@ -83,7 +83,8 @@ def _restore(
     """Each blurred picture restored and stored without loss; and how many faces were left alone, by reason."""
     restored, kept = [], Counter[str]()
     for index, pair in enumerate(pairs):
-        path = folder / f"{pair.name}.png"
+        name = pair.name if pair.name.lower().endswith(".png") else f"{pair.name}.png"
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         result = restorer.restore(pair.blurred, mode=mode)
         path.write_bytes(encode(result.picture, format="PNG"))
