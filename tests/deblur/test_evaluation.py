@@ -188,7 +188,7 @@ def test_pictures_are_restored_on_the_way_where_weights_are_named(folders, tmp_p
     save_weights(generator, tmp_path / "fresh.safetensors", {})
     weights = config(folders, restored=None, weights=str(tmp_path / "fresh.safetensors"), device="cpu")
     found = evaluate(weights, restored_folder=tmp_path / "restored")
-    assert (tmp_path / "restored" / "sub" / "a.png.png").is_file()
+    assert (tmp_path / "restored" / "sub" / "a.png").is_file()
     # A fresh generator is the identity, so nothing is gained and nothing is lost beyond rounding.
     assert found.group("all").figures["psnr"]["gain"].value == pytest.approx(0.0, abs=0.01)
     assert len(found.about["weights_sha256"]) == 64
