@@ -68,6 +68,11 @@ class GeneratorConfig:
         """Height and width are padded to this inside the generator, in px."""
         return self.stem * 2 ** (len(self.widths) - 1) if self.kind == "gated" else 4
 
+    @property
+    def least_side_px(self) -> int:
+        """Shorter sides are padded to this, in px."""
+        return self.multiple if self.kind == "gated" else 16
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` takes back."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
@@ -185,8 +190,11 @@ class GatedUNet(nn.Module):
     def forward(self, blurred: Tensor) -> Tensor:
         """(B, 3, H, W) float in [0, 1] to the same shape."""
         height, width = blurred.shape[-2:]
-        padded = pad_to_multiple(blurred, self.config.multiple)
-        return (padded + self._residual(padded))[..., :height, :width]
+        return self.on_grid(pad_to_multiple(blurred, self.config.multiple))[..., :height, :width]
+
+    def on_grid(self, padded: Tensor) -> Tensor:
+        """`forward` for sides that are multiples of `config.multiple`; free of control flow, for export."""
+        return padded + self._residual(padded)
 
     def _residual(self, padded: Tensor) -> Tensor:
         # Centred values keep a flat grey picture near zero at the first convolution. Low-precision weights work on
@@ -251,6 +259,11 @@ class ResnetGenerator(nn.Module):
         """(B, 3, H, W) float in [0, 1] to the same shape."""
         height, width = blurred.shape[-2:]
         # Instance norm needs more than one value a channel at the coarsest scale, and reflection more than three.
-        padded = pad_to_multiple(blurred, 16 if min(height, width) < 16 else self.config.multiple)
+        least = self.config.least_side_px
+        padded = pad_to_multiple(blurred, least if min(height, width) < least else self.config.multiple)
+        return self.on_grid(padded)[..., :height, :width]
+
+    def on_grid(self, padded: Tensor) -> Tensor:
+        """`forward` for sides that are multiples of `config.multiple`; free of control flow, for export."""
         x = 2 * padded - 1  # the network works in [-1, 1]
-        return ((x + self.body(x)) / 2 + 0.5)[..., :height, :width]
+        return (x + self.body(x)) / 2 + 0.5

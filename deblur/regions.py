@@ -19,14 +19,11 @@ from torch import Tensor
 
 from deblur.faces import Face
 from deblur.images import Picture, to_tensor
+from deblur.tiling import cuts, extended, with_halo
 
 SIDES_PX = (64, 96, 128, 160, 192, 256, 320, 384, 512)  # of square inputs
 CONTEXT = 1.9  # side of a face's region over the longer side of its box
 WHOLE_FACE = 2.9  # a picture whose longer side is at most this many face sides is taken whole
-TILE_PX = 1024  # longest side of a tile's core: with its halo 1.6 times the work of the core alone, 2.3 times at 512
-# Context around a tile's core; a multiple of every generator's grid. By `python -m benchmarks.tiling` a tile differs
-# from the whole by up to 6 levels with 96 px and by 0.2 with 128, though in theory 280 px reach a pixel.
-HALO_PX = 128
 
 Box = tuple[int, int, int, int]
 
@@ -81,17 +78,17 @@ def face_region(face: Face, index: int, height: int, width: int, scale: float) -
 
 def tiles(height: int, width: int) -> Iterator[Region]:
     """Regions that cover a picture: cores side by side, each with its halo."""
-    for y0, y1 in _cuts(height):
-        for x0, x1 in _cuts(width):
-            core = (x0, y0, x1, y1)
-            box = (
-                max(0, core[0] - HALO_PX),
-                max(0, core[1] - HALO_PX),
-                min(width, core[2] + HALO_PX),
-                min(height, core[3] + HALO_PX),
+    for y0, y1 in cuts(height):
+        for x0, x1 in cuts(width):
+            top, bottom = with_halo(y0, y1, height)
+            left, right = with_halo(x0, x1, width)
+            yield Region(
+                box=(left, top, right, bottom),
+                core=(x0, y0, x1, y1),
+                scale=1.0,
+                side=_padded((bottom - top, right - left)),
+                face=None,
             )
-            inner = box[3] - box[1], box[2] - box[0]
-            yield Region(box=box, core=core, scale=1.0, side=_padded(inner), face=None)
 
 
 def region_input(picture: Picture, region: Region) -> Tensor:
@@ -171,15 +168,7 @@ def _inner(region: Region) -> tuple[int, int]:
 
 
 def _padded(size: tuple[int, int]) -> tuple[int, int]:
-    # Multiples of 32 keep the number of different input sizes small.
-    return -(-size[0] // 32) * 32, -(-size[1] // 32) * 32
-
-
-def _cuts(length: int) -> list[tuple[int, int]]:
-    # About equal parts: a last part that is a sliver would cost a whole halo of its own.
-    count = -(-length // TILE_PX)
-    step = min(TILE_PX, -(-length // count // 32) * 32)
-    return [(start, min(length, start + step)) for start in range(0, length, step)]
+    return extended(size[0]), extended(size[1])
 
 
 def _span(centre: float, span: int, limit: int) -> tuple[int, int]:

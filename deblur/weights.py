@@ -62,14 +62,18 @@ def load_weights(name_or_path: str | os.PathLike[str] = "default") -> Weights:
     """Loads and verifies weights.
 
     Args:
-        name_or_path: a bundled name (see `bundled`), or a path to a weights file. A word without a suffix or a
-            separator is a name.
+        name_or_path: a bundled name (see `bundled`), or a path to a weights file or to what `deblur export --onnx`
+            wrote. A word without a suffix or a separator is a name.
 
     Raises:
         WeightsError: the file is absent, empty, damaged, of another kind, or not the one that was bundled.
         OptionError: the name is not known.
     """
     text = os.fspath(name_or_path)
+    if Path(text).suffix == ".onnx":
+        from deblur.onnx_weights import load_onnx
+
+        return load_onnx(Path(text))
     if Path(text).suffix or os.sep in text or "/" in text:
         return _load(Path(text), Path(text).stem, None)
     known = bundled()

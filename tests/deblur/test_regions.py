@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from deblur.faces import Face
 from deblur.images import Picture
 from deblur.regions import (
-    HALO_PX,
     SIDES_PX,
-    TILE_PX,
     face_region,
     feather,
     lay_back,
@@ -17,6 +15,7 @@ from deblur.regions import (
     tiles,
     without_overlap,
 )
+from deblur.tiling import HALO_PX, TILE_PX
 
 MARKS = ((0.0, 0.0),) * 5
 

@@ -178,9 +178,9 @@ def test_tiles_equal_the_whole(monkeypatch):
             parameter.add_(0.05 * torch.randn_like(parameter))
     restorer = restorer_with(generator)
     picture = np.random.default_rng(0).integers(0, 256, (700, 800, 3)).astype(np.uint8)
-    monkeypatch.setattr("deblur.regions.TILE_PX", 256)
+    monkeypatch.setattr("deblur.tiling.TILE_PX", 256)
     tiled = restorer.restore(picture, mode="whole").image
-    monkeypatch.setattr("deblur.regions.TILE_PX", 10_000)
+    monkeypatch.setattr("deblur.tiling.TILE_PX", 10_000)
     whole = restorer.restore(picture, mode="whole").image
     assert np.abs(tiled.astype(int) - whole).max() <= 1
 
