@@ -50,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--device", default="auto", metavar="NAME", help="auto (default), cpu, cuda, cuda:1, mps")
     model.add_argument("--precision", default="auto", help="auto (default), fp32, bf16, fp16")
     model.add_argument("--weights", default="default", metavar="NAME|FILE", help="bundled weights, or a file")
+    model.add_argument(
+        "--backend",
+        choices=("auto", "torch", "onnx"),
+        default="auto",
+        help="what runs the generator; onnx needs --weights FILE.onnx from `deblur export` (auto: by the file's name)",
+    )
     _add_output_arguments(parser)
     _add_selection_arguments(parser)
     _add_work_arguments(parser)
@@ -199,9 +205,18 @@ def _style(args: argparse.Namespace) -> str:
 
 
 def _loader(args: argparse.Namespace) -> Callable[[], Restorer]:
+    is_onnx = Path(args.weights).suffix == ".onnx"
+    if args.backend != "auto" and is_onnx != (args.backend == "onnx"):
+        needed = (
+            "FILE.onnx, written by `deblur export --onnx FILE.onnx`" if args.backend == "onnx" else "a name or FILE"
+        )
+        raise OptionError(f"--backend {args.backend}: expected --weights {needed}, got {args.weights}")
+
     def load() -> Restorer:
         import deblur
+        from deblur.devices import keep_freed_memory
 
+        keep_freed_memory()
         return deblur.load(args.weights, device=args.device, precision=args.precision)
 
     return load
