@@ -40,7 +40,8 @@ def test_one_file_alone_imports_facenet_pytorch():
 
 @pytest.mark.parametrize("module", ["deblur", "deblur.cli", "deblur.images"])
 def test_importing_stays_light(module):
-    code = f"import sys, {module}; sys.exit(', '.join({{'torch', 'torchvision', 'matplotlib'}} & set(sys.modules)) or 0)"
+    heavy = {"torch", "torchvision", "matplotlib"}
+    code = f"import sys, {module}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr
 

@@ -75,7 +75,7 @@ def test_a_truncated_file_is_refused(saved):
 
 
 def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(WeightsError, match="absent.safetensors"):
+    with pytest.raises(WeightsError, match=r"absent\.safetensors"):
         load_weights(tmp_path / "absent.safetensors")
 
 
