@@ -31,17 +31,10 @@ def png16(channels):
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in channels)
 
     def chunk(kind, content):
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     header = struct.pack(">IIBBBBB", channels.shape[1], channels.shape[0], 16, colour_type, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def exif_with_orientation(orientation):
@@ -93,9 +86,7 @@ class TestOrientation:
 
     def test_thumbnail_of_the_blurred_picture_is_unlinked(self):
         block = b"II*\0" + struct.pack("<IH", 8, 1) + struct.pack("<HHIHH", 0x0112, 3, 1, 8, 0)
-        block += (
-            struct.pack("<I", 26) + struct.pack("<H", 1) + struct.pack("<HHII", 0x0201, 4, 1, 99) + b"\0" * 4
-        )
+        block += struct.pack("<I", 26) + struct.pack("<H", 1) + struct.pack("<HHII", 0x0201, 4, 1, 99) + b"\0" * 4
         data = saved(Image.fromarray(RGB), "JPEG", exif=b"Exif\0\0" + block)
         cleaned = decode(data).exif
         assert len(cleaned) == len(block)
