@@ -3,6 +3,8 @@
 # with CPU builds that PyTorch's installation page names.
 PYTHON ?= python3
 VENV ?= .venv
+# What `make test` installs besides: EXTRAS=dev,ray,onnx,heif also tests what those extras bring.
+EXTRAS ?= dev
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 
@@ -32,7 +34,7 @@ $(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-serve
 
 $(VENV)/.installed-serve: pyproject.toml $(VENV)/.torch
