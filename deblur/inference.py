@@ -97,6 +97,11 @@ class Runner:
         restored = self._call(given).float().cpu()
         return lambda: self._finite(batch, restored)
 
+    @torch.inference_mode()
+    def on_device(self, given: Tensor) -> Tensor:
+        """(B, 3, H, W) float32 on the device, channels last, to the same shape; no look at what is not finite."""
+        return self._call(given)
+
     def _launch_on_cuda(self, batch: Tensor, copies: torch.cuda.Stream) -> Landing:
         work = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(copies):
