@@ -25,6 +25,8 @@ SIDES_PX = (64, 96, 128, 160, 192, 256, 320, 384, 512)  # of square inputs
 CONTEXT = 1.9  # side of a face's region over the longer side of its box
 WHOLE_FACE = 2.9  # a picture whose longer side is at most this many face sides is taken whole
 
+FLAT_SPREAD = 2 / 255  # of full scale
+
 Box = tuple[int, int, int, int]
 
 
@@ -89,6 +91,14 @@ def tiles(height: int, width: int) -> Iterator[Region]:
                 side=_padded((bottom - top, right - left)),
                 face=None,
             )
+
+
+def is_flat(picture: Picture, region: Region) -> bool:
+    """Whether a region is of one colour up to noise of a level or two: there is nothing in it to restore."""
+    x0, y0, x1, y1 = region.box
+    pixels = picture.levels[y0:y1, x0:x1].reshape(-1, 3)
+    spread = pixels.max(axis=0).astype(int) - pixels.min(axis=0)
+    return bool(spread.max() <= FLAT_SPREAD * picture.max_level)
 
 
 def region_input(picture: Picture, region: Region) -> Tensor:

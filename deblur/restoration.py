@@ -29,7 +29,7 @@ from deblur.harm import harm_done
 from deblur.images import Picture, decode, like
 from deblur.images.picture import Source
 from deblur.inference import Optimize, Runner
-from deblur.regions import Region, face_region, feather, lay_back, region_input, tiles, without_overlap
+from deblur.regions import Region, face_region, feather, is_flat, lay_back, region_input, tiles, without_overlap
 from deblur.weights import Weights, load_weights
 
 MODES = ("auto", "faces", "whole")
@@ -245,7 +245,7 @@ class Restorer:
         if mode == "whole" or (mode == "auto" and not plan.faces):
             plan.mode = "whole"
             plan.strict = mode == "whole" or self._is_blurred_crop(picture)
-            plan.regions = list(tiles(picture.height, picture.width))
+            plan.regions = [r for r in tiles(picture.height, picture.width) if not is_flat(picture, r)]
         else:
             self._plan_faces(plan)
         plan.timings["detect"] = time.perf_counter() - started
