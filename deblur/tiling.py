@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-TILE_PX = 1024  # longest side of a tile's core: with its halo 1.6 times the work of the core alone, 2.3 times at 512
-# Context around a tile's core; a multiple of every generator's grid. By `python -m benchmarks.tiling` a tile differs
-# from the whole by up to 6 levels with 96 px and by 0.2 with 128, though in theory 280 px reach a pixel.
-HALO_PX = 128
+TILE_PX = 1536  # longest side of a tile's core: with its halo 1.6 times the work of the core alone, 2.0 times at 1024
+# Context around a tile's core; a multiple of every generator's grid. By `python -m benchmarks.tiling` a tile of the
+# bundled weights differs from the whole by 12 levels with 128 px, by 0.2 with 192 and by nothing with 224. In theory
+# 280 px reach a pixel of theirs; weights that were trained for less time used less.
+HALO_PX = 224
 GRID_PX = 32  # inputs are extended to multiples of this, which keeps the number of different sizes small
 
 
