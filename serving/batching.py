@@ -18,6 +18,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from deblur.errors import OutOfMemory
@@ -98,6 +99,16 @@ class BatchReport:
     waits_s: tuple[float, ...]
 
 
+def use_torch_threads(count: int) -> None:
+    """Sets how many threads torch uses for operators called on this thread, and leaves other threads alone.
+
+    Every thread that calls torch gets a team of its own. Left at the default, each of the pool's threads would bring
+    as many as there are processors, all of them spinning while they wait for each other.
+    """
+    torch.get_num_threads()  # makes torch set up this thread, which would otherwise undo the next line later
+    torch.set_num_threads(count)
+
+
 def _pixels(tensor: Tensor) -> int:
     return tensor.shape[-2] * tensor.shape[-1]
 
@@ -112,6 +123,7 @@ class Owner:
         max_age_s: work that waited longer before its first batch fails with `TooOld`.
         expected: how many requests are inside the service; when all are in the batch nobody is waited for.
         on_batch: called after every batch, on the owner thread.
+        torch_threads: threads that torch uses for the generator on a CPU; None leaves its default.
         name: of the thread.
     """
 
@@ -124,6 +136,7 @@ class Owner:
         max_age_s: float,
         expected: Callable[[], int] = lambda: 2,
         on_batch: Callable[[BatchReport], None] = lambda report: None,
+        torch_threads: int | None = None,
         name: str = "generator",
     ) -> None:
         self.engine = engine
@@ -134,6 +147,7 @@ class Owner:
         self._max_age_s = max_age_s
         self._expected = expected
         self._on_batch = on_batch
+        self._torch_threads = torch_threads
         self._pixels_per_s = _FIRST_PIXELS_PER_S
         self._items: dict[tuple[int, int], list[_Item]] = defaultdict(list)
         self._not_started: dict[int, Work] = {}  # in order of arrival
@@ -184,6 +198,8 @@ class Owner:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._torch_threads is not None:
+            use_torch_threads(self._torch_threads)
         while True:
             batch = self._collect()
             if batch is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from serving.batching import BatchReport, Owner, least_loaded
 from serving.errors import Problem
@@ -61,6 +62,7 @@ class Fleet:
         self._settings = settings
         self._expected = expected
         self._on_batch = on_batch
+        self._torch_threads = torch.get_num_threads()  # before the pool's threads limit their own
         self.replicas: list[Replica] = []
         self.model: Model | None = None
         self.ready = False
@@ -100,6 +102,7 @@ class Fleet:
             max_age_s=self._settings.queue_age_s,
             expected=self._expected,
             on_batch=self._on_batch,
+            torch_threads=self._torch_threads,
             name=f"generator-{len(self.replicas)}-{device}",
         )
         self.replicas.append(Replica(device=device, restorer=restorer, owner=owner))
@@ -143,8 +146,6 @@ def device_names(wanted: Sequence[str]) -> list[str]:
     """The devices to use, `auto` resolved: every CUDA device, else MPS, else the CPU."""
     if tuple(wanted) != ("auto",):
         return list(wanted)
-    import torch
-
     if torch.cuda.is_available():
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["mps" if torch.backends.mps.is_available() else "cpu"]

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from deblur import images
 from deblur.images import Limits
 from serving.admission import Admission, Ticket
-from serving.batching import TooOld
+from serving.batching import TooOld, use_torch_threads
 from serving.fleet import Fleet, Model, Replica
 from serving.metrics import Metrics
 from serving.pool import FINISH, HEADER, PREPARE, Pool
@@ -65,8 +66,9 @@ class Pipeline:
         self._fleet = fleet
         self._admission = admission
         self._metrics = metrics
-        self._pool = Pool(settings.codec_threads)
-        self._large = Pool(_LARGE_AT_ONCE, name="large")  # its threads wait for the generator
+        alone = partial(use_torch_threads, 1)
+        self._pool = Pool(settings.codec_threads, begin=alone)
+        self._large = Pool(_LARGE_AT_ONCE, name="large", begin=alone)  # its threads wait for the generator
 
     def close(self) -> None:
         """Ends the threads."""

@@ -25,9 +25,11 @@ class Pool:
     Args:
         threads: how many.
         name: begins the names of the threads.
+        begin: called first on each thread.
     """
 
-    def __init__(self, threads: int, name: str = "codec") -> None:
+    def __init__(self, threads: int, name: str = "codec", begin: Callable[[], None] = lambda: None) -> None:
+        self._begin = begin
         self._condition = threading.Condition()
         self._waiting: list[tuple[int, int, Future, Callable[[], object]]] = []
         self._order = itertools.count()
@@ -71,6 +73,7 @@ class Pool:
             return future, task
 
     def _work(self) -> None:
+        self._begin()
         while (item := self._next()) is not None:
             future, task = item
             if not future.set_running_or_notify_cancel():
