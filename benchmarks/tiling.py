@@ -104,7 +104,7 @@ def tiles_against_whole(weights: str, side: int) -> int:
     picture = Picture(levels=photo(side, side))
     kept = tiling.TILE_PX
     results = []
-    for core in (side // 2, 4 * side):
+    for core in (tiling.extended(side // 2), tiling.extended(side)):
         tiling.TILE_PX = core
         plan = restorer.plan(picture, "whole")
         results.append(restorer.finish(plan, restorer.stream(plan.inputs)).picture.levels.astype(int))

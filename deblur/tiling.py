@@ -18,7 +18,7 @@ def extended(length: int) -> int:
 def cuts(length: int) -> list[tuple[int, int]]:
     """Start and end of the cores along one side: about equal parts, as a sliver would cost a halo of its own."""
     count = -(-length // TILE_PX)
-    step = min(TILE_PX, extended(-(-length // count)))
+    step = extended(-(-length // count))  # off the grid, a tile would be another picture to the generator
     return [(start, min(length, start + step)) for start in range(0, length, step)]
 
 
