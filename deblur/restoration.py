@@ -245,7 +245,7 @@ class Restorer:
         if mode == "whole" or (mode == "auto" and not plan.faces):
             plan.mode = "whole"
             plan.strict = mode == "whole" or self._is_blurred_crop(picture)
-            plan.regions = [r for r in tiles(picture.height, picture.width) if not is_flat(picture, r)]
+            plan.regions = list(tiles(picture.height, picture.width))
         else:
             self._plan_faces(plan)
         plan.timings["detect"] = time.perf_counter() - started
@@ -308,7 +308,8 @@ class Restorer:
         levels = original.copy()
         if plan.mode == "whole":
             for region, given, restored in zip(plan.regions, plan.inputs, outputs, strict=True):
-                lay_back(levels, original, region, given, restored, feather(region))
+                if not is_flat(plan.picture, region):
+                    lay_back(levels, original, region, given, restored, feather(region))
             return self._finish_whole(plan, levels, source, started)
         results = self._finish_faces(plan, levels, outputs)
         untouched = all(not r.restored for r in results)

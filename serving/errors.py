@@ -79,7 +79,7 @@ class Problem(Exception):
 
 
 def problem_from(error: BaseException) -> Problem:
-    """What a failure in the library means to the caller; anything unexpected is logged and hidden."""
+    """What a failure in the library means to the caller; anything unexpected is hidden behind `internal`."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, library.ImageTooLarge):
@@ -95,8 +95,15 @@ def problem_from(error: BaseException) -> Problem:
         return Problem("not-acceptable", str(error))
     if isinstance(error, library.OptionError):
         return Problem("invalid-parameter", str(error))
-    logger.error("unexpected failure", exc_info=error)
     return Problem("internal", "The failure is in the log under this request's id.")
+
+
+def answer_to(error: BaseException) -> Problem:
+    """Like `problem_from`; the unexpected goes to the log with its traceback."""
+    problem = problem_from(error)
+    if problem.code == "internal":
+        logger.error("unexpected failure", exc_info=error)
+    return problem
 
 
 def respond(problem: Problem) -> Response:
@@ -132,7 +139,7 @@ def install(app: FastAPI) -> None:
     """Makes every error of the application a problem object."""
 
     async def on_problem(request: Request, error: Exception) -> Response:
-        problem = problem_from(error)
+        problem = answer_to(error)
         request.state.problem = problem.code
         return respond(problem)
 

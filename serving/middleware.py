@@ -9,9 +9,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.errors import problem_from, respond
+from serving.errors import answer_to, respond
 from serving.logs import begin_request
 from serving.metrics import Metrics
+from serving.upload import ClientGone
 
 logger = logging.getLogger("serving.requests")
 
@@ -70,10 +71,12 @@ class _Exchange:
             if self._scope["path"] == "/deblur" and self._scope["method"] == "POST":
                 self._check()
             await self._app(self._scope, receive, self._on_send)
+        except ClientGone:
+            pass  # nobody is there to be answered; logged and counted as 499
         except Exception as error:
             if self._status:
                 raise  # too late for an answer: the server closes the connection
-            problem = problem_from(error)
+            problem = answer_to(error)
             self._scope["state"]["problem"] = problem.code
             await respond(problem)(self._scope, receive, self._on_send)
         finally:

@@ -48,6 +48,7 @@ _BROKEN = (
     EOFError,
     LookupError,
     TypeError,
+    RuntimeError,  # what the AVIF decoder raises
     OverflowError,
     struct.error,
     Warning,

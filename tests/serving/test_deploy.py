@@ -139,7 +139,9 @@ def test_the_install_steps_make_a_service_that_runs_without_the_checkout(tmp_pat
     for path in copied():
         source, target = ROOT / path, context / Path(path).name
         skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, target, ignore=skip) if source.is_dir() else shutil.copy(source, target)
+        shutil.copytree(source, target, ignore=skip, dirs_exist_ok=True) if source.is_dir() else shutil.copy(
+            source, target
+        )
     shutil.move(context / "serving", tmp_path / "serving")
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
