@@ -267,13 +267,13 @@ class Owner:
             self._isolate(batch, error)
             return
         elapsed = time.monotonic() - begun
-        for item, output in zip(batch, outputs, strict=True):
-            _deliver(item, output)
         pixels = sum(_pixels(item.tensor) for item in batch)
         self._pixels_per_s += 0.2 * (pixels / max(elapsed, 1e-6) - self._pixels_per_s)
         self._bound = min(self._max_pixels, self._bound * _RECOVERY)
         requests = len({id(item.work) for item in batch})
         self._on_batch(BatchReport(items=len(batch), requests=requests, pixels=pixels, infer_s=elapsed, waits_s=waits))
+        for item, output in zip(batch, outputs, strict=True):
+            _deliver(item, output)
 
     def _isolate(self, batch: list[_Item], error: Exception) -> None:
         """A batch failed: out of memory fails all of it, anything else only the request that causes it."""
