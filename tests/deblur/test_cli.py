@@ -250,7 +250,7 @@ def test_stop_finishes_the_picture_at_hand_and_says_how_to_go_on(tmp_path, weigh
     root = tmp_path / "in"
     root.mkdir()
     for index in range(40):
-        Image.new("RGB", (150, 150), (index, 0, 0)).save(root / f"{index}.png")
+        Image.new("RGB", (500, 500), (index, 0, 0)).save(root / f"{index}.png")
     words = ["restore", str(root), "-o", str(tmp_path / "out"), "--weights", weights, "--jobs", "1"]
     command = [sys.executable, "-c", INTERRUPTED, str(int(number)), *words]
     stopped = subprocess.run(command, check=False, capture_output=True, text=True)
