@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -80,6 +81,8 @@ class Fleet:
         if self._settings.warm_up:
             for replica in self.replicas:
                 replica.restorer.restore(_warm_up_picture(), mode="whole")
+        gc.collect()
+        gc.freeze()  # what is loaded stays; looking through it again and again would stop every thread for long
         self.ready = True
         logger.info(
             "ready",
