@@ -4,9 +4,9 @@ The steps can be called one by one (`plan`, `generate`, `finish`), so that calle
 all of them into one batch; `restore` is the three in a row.
 
 Do no harm: a face is left as it was, and the result says why, when it is sharp already or when the detector,
-the landmarks or the colours say that its restoration would be worse. A whole picture has no face to compare with
-beforehand: mode `auto` leaves it as it was unless a face is found afterwards or it is a small blurred crop, mode `whole`
-restores it as told.
+the landmarks or the colours say that its restoration would be worse. A whole picture has no face to compare
+with beforehand: mode `auto` leaves it as it was unless a face is found afterwards or it is a small blurred crop,
+mode `whole` restores it as told.
 """
 
 from __future__ import annotations
