@@ -53,6 +53,8 @@ _BROKEN = (
     struct.error,
     Warning,
 )
+# Pillow's own limit, kept on frames that reach beyond the picture that the header tells of.
+_TOO_LARGE = (MemoryError, Image.DecompressionBombError)
 _STORED_LOSSY = ("JPEG", "AVIF", "HEIF")
 
 
@@ -194,6 +196,8 @@ def _open(data: bytes, name: str) -> Any:
         return heif.open_heif(data, name)
     try:
         return _READERS[family](BytesIO(data))
+    except _TOO_LARGE as error:
+        raise ImageTooLarge(f"{name}: a frame is too large ({error})") from error
     except _BROKEN as error:
         raise CorruptImage(f"{name}: the {family} header cannot be read ({error})") from error
 
@@ -201,6 +205,8 @@ def _open(data: bytes, name: str) -> Any:
 def _checked_header(opened: Any, name: str, limits: Limits) -> Header:
     try:
         frames = int(getattr(opened, "n_frames", 1))
+    except _TOO_LARGE as error:
+        raise ImageTooLarge(f"{name}: a frame is too large ({error})") from error
     except _BROKEN as error:
         raise CorruptImage(f"{name}: the frames cannot be counted ({error})") from error
     header = Header(format=opened.format, width=opened.width, height=opened.height, frames=frames)
@@ -232,7 +238,7 @@ def _from_pillow(image: Image.Image, data: bytes, name: str) -> Picture:
             levels, alpha, grey, icc, warnings = deep.levels_of(image, data, name, ppm_peak)
         else:
             levels, alpha, grey, icc, warnings = colour.levels_of(image, name)
-    except MemoryError as error:
+    except _TOO_LARGE as error:
         raise ImageTooLarge(f"{name}: {image.width} x {image.height} pixels do not fit in memory") from error
     except _BROKEN as error:
         raise CorruptImage(f"{name}: damaged or cut short ({error})") from error

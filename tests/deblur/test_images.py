@@ -360,6 +360,13 @@ class TestRefusals:
         with pytest.raises(ImageTooLarge, match="20000 x 20000"):
             decode(data)
 
+    def test_frame_larger_than_its_animation(self):
+        screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0)
+        frame = b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\2\2\x4c\1\0"
+        for read in (probe, decode):
+            with pytest.raises(ImageTooLarge, match="frame"):
+                read(screen + frame + b";")
+
     def test_large_picture_within_the_limit_does_not_warn(self):
         assert probe(saved(Image.new("1", (12000, 10000)))).width == 12000
 
