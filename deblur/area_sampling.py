@@ -7,99 +7,92 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
+Sums = NDArray[np.int32]
 ROWS_AT_ONCE = 24
+FINEST_OF_HALVED = 0.65  # a halved picture serves scales of at most this much of its own
+LEAST_HALVED_PX = 64
 
 
 class AreaSampler:
     """A picture ready to be resampled, whole or at boxes.
 
     The window of output pixel i of n over a side of N pixels spans floor(i N / n) to ceil((i + 1) N / n),
-    which is what torch calls area interpolation; sums come from an integral image. Large pictures are
-    first shrunk by a whole factor that the finest level asked for does not notice; boxes stay in pixels
-    of the whole picture.
+    which is what torch calls area interpolation; sums come from an integral image. What is needed of a large
+    picture comes from one that was halved as often as the scale asked for does not notice; boxes stay in
+    pixels of the whole picture.
 
     Args:
         picture: (H, W, 3) uint8.
-        finest_scale: the finest scale at which `level` will be called.
+        finest_scale: the finest scale at which `level` will be called. Where it does not allow for a halved picture,
+            there is none, and all that is asked for is exact.
     """
 
     def __init__(self, picture: NDArray[np.uint8], finest_scale: float):
         self.height, self.width = picture.shape[:2]
-        self._picture = picture = np.ascontiguousarray(picture)
-        self._shrink = max(1, int(0.65 / finest_scale))
-        if self._shrink > 1:
-            size = max(1, self.width // self._shrink), max(1, self.height // self._shrink)
-            picture = np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8)
-        self._ratio_x, self._ratio_y = picture.shape[1] / self.width, picture.shape[0] / self.height
-        self._sums = _sums(picture)
+        self._picture = np.ascontiguousarray(picture)
+        self._sums: list[tuple[int, Sums]] = []  # by what the picture was divided, coarse first
+        halved, factor = self._picture, 1
+        halve = 2 * finest_scale <= FINEST_OF_HALVED
+        while halve and min(halved.shape[:2]) >= LEAST_HALVED_PX:
+            even = halved[: halved.shape[0] // 2 * 2, : halved.shape[1] // 2 * 2]  # five times as fast as odd sides
+            halved = np.asarray(cv2.resize(even, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA), np.uint8)
+            factor *= 2
+            if 2 * factor * finest_scale > FINEST_OF_HALVED:
+                self._sums.insert(0, (factor, _sums(halved)))
+        if not self._sums:
+            self._sums.append((1, _sums(self._picture)))
 
     def level(self, height: int, width: int) -> NDArray[np.float32]:
         """The whole picture at height x width: (height, width, 3) in 0..255."""
-        return _resized(self._sums, height, width)
+        level = np.empty((height, width, 3), np.float32)
+        _resize(self._part(0, 0, self.width, self.height, height / self.height), level)
+        return level
 
     def crops(self, boxes: NDArray[np.float32], side_px: int) -> NDArray[np.float32]:
         """Crops at (n, 4) boxes, cut to the picture: (n, side_px, side_px, 3) in 0..255."""
-        x0, y0, x1, y1 = clipped_boxes(boxes, self.height, self.width).T
         out = np.empty((len(boxes), side_px, side_px, 3), np.float32)
-        small = np.zeros(len(boxes), bool)
-        if self._shrink > 1:
-            small = np.minimum(x1 - x0, y1 - y0) < side_px * self._shrink
-        for i in np.flatnonzero(small):
-            out[i] = _resized(_sums(self._picture[y0[i] : y1[i], x0[i] : x1[i]]), side_px, side_px)
-        large = ~small
-        out[large] = _window_means(
-            self._sums,
-            np.floor(x0[large] * self._ratio_x).astype(np.int64),
-            np.floor(y0[large] * self._ratio_y).astype(np.int64),
-            np.ceil(x1[large] * self._ratio_x).astype(np.int64),
-            np.ceil(y1[large] * self._ratio_y).astype(np.int64),
-            side_px,
-        )
+        # One by one: what is read of an integral image stays in the cache, which gathering all at once does not.
+        for crop, (x0, y0, x1, y1) in zip(out, clipped_boxes(boxes, self.height, self.width).tolist(), strict=True):
+            _resize(self._part(x0, y0, x1, y1, side_px / min(x1 - x0, y1 - y0)), crop)
         return out
 
+    def _part(self, x0: int, y0: int, x1: int, y1: int, scale: float) -> Sums:
+        """Integral image of a part, of the coarsest picture that will do for a scale."""
+        for factor, sums in self._sums:
+            if factor == 1 or factor * scale <= FINEST_OF_HALVED:
+                rows, columns = slice(y0 // factor, -(-y1 // factor) + 1), slice(x0 // factor, -(-x1 // factor) + 1)
+                return sums[rows, columns]
+        return _sums(self._picture[y0:y1, x0:x1])
 
-def _sums(picture: NDArray[np.uint8]) -> NDArray[np.int32]:
+
+def _sums(picture: NDArray[np.uint8]) -> Sums:
     """Integral image, (H + 1, W + 1, 3). It may wrap beyond 8 MP: differences stay exact."""
     return np.asarray(cv2.integral(picture, sdepth=cv2.CV_32S), np.int32)
 
 
-def _resized(sums: NDArray[np.int32], height: int, width: int) -> NDArray[np.float32]:
-    """The whole of an integral image at height x width."""
-    top, bottom = _all_windows(sums.shape[0] - 1, height)
-    left, right = _all_windows(sums.shape[1] - 1, width)
-    level = np.empty((height, width, 3), np.float32)
-    for start in range(0, height, ROWS_AT_ONCE):  # few enough to stay in the cache: four times as fast
+def _resize(sums: Sums, out: NDArray[np.float32]) -> None:
+    """Writes the whole of an integral image at the size of `out`, (h, w, 3)."""
+    sums = np.ascontiguousarray(sums)
+    top, bottom, down = _windows(sums.shape[0] - 1, out.shape[0])
+    left, right, across = _windows(sums.shape[1] - 1, out.shape[1])
+    for start in range(0, len(out), ROWS_AT_ONCE):  # few enough to stay in the cache: four times as fast
         here = slice(start, start + ROWS_AT_ONCE)
-        rows = sums[bottom[here]]
-        rows -= sums[top[here]]
+        rows = sums.take(bottom[here], axis=0)  # several times as fast as an index
+        rows -= sums.take(top[here], axis=0)
         total = rows.take(right, axis=1)
         total -= rows.take(left, axis=1)
-        area = (bottom - top)[here, None, None] * (right - left)[None, :, None]
-        np.divide(total, area, out=level[here], dtype=np.float32, casting="unsafe")
-    return level
+        means = out[here]
+        means[:] = total
+        means *= across[:, None]
+        means *= down[here, None, None]
 
 
-@functools.lru_cache(maxsize=512)
-def _all_windows(size: int, count: int) -> tuple[Indices, Indices]:
-    starts, stops = _windows(np.zeros(1, np.int64), np.full(1, size), count)
-    return starts[0], stops[0]
-
-
-def _window_means(
-    sums: NDArray[np.int32], x0: Indices, y0: Indices, x1: Indices, y1: Indices, side_px: int
-) -> NDArray[np.float32]:
-    top, bottom = (v[:, :, None] for v in _windows(y0, y1, side_px))
-    left, right = (v[:, None, :] for v in _windows(x0, x1, side_px))
-    total = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
-    area = np.asarray((bottom - top) * (right - left), np.float32)
-    return total.astype(np.float32) / area[..., None]
-
-
-def _windows(start: Indices, stop: Indices, count: int) -> tuple[Indices, Indices]:
-    """First and one-past-last index of each of `count` windows over start..stop: two (n, count) arrays."""
-    steps = np.arange(count + 1)
-    size = (stop - start)[:, None]
-    return start[:, None] + steps[:-1] * size // count, start[:, None] - (-steps[1:] * size // count)
+@functools.lru_cache(maxsize=2048)
+def _windows(size: int, count: int) -> tuple[Indices, Indices, NDArray[np.float32]]:
+    """First and one-past-last index of each of `count` windows over `size` pixels, and one over their widths."""
+    steps = np.arange(count + 1) * size
+    starts, stops = steps[:-1] // count, -(-steps[1:] // count)
+    return starts, stops, (1 / (stops - starts)).astype(np.float32)
 
 
 def clipped_boxes(boxes: NDArray[np.float32], height: int, width: int) -> Indices:

@@ -276,8 +276,8 @@ class FaceDetector:
         return tuple(torch.cat(part)[: len(crops)].float().cpu() for part in zip(*answers, strict=True))
 
     def _to_input(self, pictures: Sequence[NDArray[np.float32]] | NDArray[np.float32]) -> Tensor:
-        stacked = torch.from_numpy(np.stack(list(pictures)))  # (B, H, W, C), so the view is channels last
-        return stacked.to(self.device).sub_(127.5).mul_(0.0078125).permute(0, 3, 1, 2)
+        stacked = np.stack(list(pictures)) if len(pictures) > 1 else pictures[0][None]  # a view of the usual one
+        return torch.from_numpy(stacked).to(self.device).permute(0, 3, 1, 2)  # (B, H, W, C) is channels last
 
 
 def _inside(boxes: Tensor, source: AreaSampler) -> Tensor:
@@ -401,5 +401,10 @@ def _load(name: str, device: torch.device) -> nn.Module:
     network = kinds[name](pretrained=False)
     path = Path(facenet_pytorch.__file__).parent / "data" / f"{name}.pt"
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    # The networks were trained on values in [-1, 1]: their first convolution, which pads nothing, takes 0..255 instead.
+    first = network.conv1
+    with torch.no_grad():
+        first.weight /= 128
+        first.bias -= 127.5 * first.weight.sum(dim=(1, 2, 3))
     network.eval().requires_grad_(False).to(device)
     return network.to(memory_format=torch.channels_last)

@@ -209,6 +209,18 @@ def test_area_levels_are_those_of_torch(height, width, rows, columns, seed):
     np.testing.assert_allclose(level, expected[0].permute(1, 2, 0).numpy(), atol=1e-3)
 
 
+def test_what_comes_from_halved_pictures_is_near_what_the_picture_itself_gives():
+    picture = cv2.GaussianBlur(busy_picture(301, 401), (0, 0), 3)  # odd sides lose a row and a column at each halving
+    exact, fast = AreaSampler(picture, finest_scale=1.0), AreaSampler(picture, finest_scale=0.1)
+    corners = np.array([[1, 1, 30, 30], [50, 40, 290, 280], [-9, -9, 500, 400]], np.float32)
+    for ours, theirs in (
+        (fast.level(30, 40), exact.level(30, 40)),
+        (fast.crops(corners, 24), exact.crops(corners, 24)),
+    ):
+        assert np.abs(ours - theirs).mean() < 5
+    np.testing.assert_array_equal(fast.crops(corners[:1], 24), exact.crops(corners[:1], 24))  # too small to halve
+
+
 def boxes():
     corner, side = st.integers(-20, 60), st.integers(1, 50)
     return st.builds(lambda x, y, w, h: (x, y, x + w, y + h), corner, corner, side, side)
