@@ -20,6 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from deblur import __version__
 from serving import errors, logs, telemetry
 from serving.draining import drain_on_signals
+from serving.memory import bound_memory
 from serving.middleware import Frame
 from serving.routes import build_router
 from serving.schemas import ProblemReport, Report
@@ -52,6 +53,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     logs.configure(settings.log_level, settings.log_format)
+    bound_memory()
     service = Service(settings)
     app = FastAPI(
         title="Face deblurring",

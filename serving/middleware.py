@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import answer_to, respond
 from serving.logs import begin_request
 from serving.metrics import Metrics
+from serving.turnstile import Turnstile
 from serving.upload import ClientGone
 
 logger = logging.getLogger("serving.requests")
@@ -38,19 +39,22 @@ class Frame:
         app: what is framed.
         metrics: where requests are counted.
         check: raises the Problem that a picture would be refused with right now. It is asked before the framework
-            does anything: in a crowd the refusals are what the event loop is busy with, and probes wait behind them.
+            does anything: in a crowd the refusals are what the event loop is busy with.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, check: Callable[[], None]) -> None:
         self._app = app
         self._metrics = metrics
         self._check = check
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Frames HTTP; passes the rest on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"] not in _QUIET:
+            await self._turnstile.enter()
         await _Exchange(self._app, self._metrics, self._check, scope, send).run(receive)
 
 

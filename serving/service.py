@@ -9,6 +9,7 @@ from deblur.errors import DeblurError
 from serving.admission import Admission, Bounds
 from serving.batching import BatchReport
 from serving.fleet import Fleet
+from serving.memory import TRIM_EVERY_S, give_back_free_memory
 from serving.metrics import Metrics
 from serving.pipeline import Pipeline
 from serving.settings import Settings
@@ -39,6 +40,7 @@ class Service:
         )
         self.pipeline = Pipeline(settings, self.fleet, self.admission, self.metrics)
         self._loading: asyncio.Task[None] | None = None
+        self._trimming: asyncio.Task[None] | None = None
         self.metrics.follow(
             {
                 "ready": lambda: float(self.ready),
@@ -63,6 +65,7 @@ class Service:
     def start(self) -> asyncio.Task[None]:
         """Begins to load the model on a thread; the task ends when it is ready or has failed."""
         self._loading = asyncio.create_task(self._load())
+        self._trimming = asyncio.create_task(_trim())
         return self._loading
 
     async def _load(self) -> None:
@@ -85,6 +88,8 @@ class Service:
     async def stop(self) -> None:
         """Ends all threads; requests still inside fail."""
         self.admission.draining = True
+        if self._trimming is not None:
+            self._trimming.cancel()
         if self._loading is not None:
             await self._loading
         await asyncio.to_thread(self.fleet.close)
@@ -94,3 +99,9 @@ class Service:
         self.metrics.batch_items.observe(report.items)
         self.metrics.batch_requests.observe(report.requests)
         self.metrics.generator_pixels.inc(report.pixels)
+
+
+async def _trim() -> None:
+    while True:
+        await asyncio.sleep(TRIM_EVERY_S)
+        await asyncio.to_thread(give_back_free_memory)
