@@ -42,6 +42,7 @@ _PACKAGES = (
     "safetensors",
     "pillow-heif",
     "onnxruntime",
+    "openvino",
     "ray",
 )
 

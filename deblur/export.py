@@ -21,7 +21,7 @@ OPSET = 20
 _EPILOG = """
 The file takes `blurred`, (batch, 3, height, width) float32 RGB in [0, 1], and gives `restored` of the same shape,
 not clipped. Batch, height and width are free; sides must be at least `least_side_px` of the file's metadata.
-`deblur restore --weights OUT` and `python -m deblur.onnx_backend OUT PHOTO -o RESTORED` use it.
+`deblur restore --weights OUT [--backend openvino]` and `python -m deblur.onnx_backend OUT PHOTO -o RESTORED` use it.
 """
 
 

@@ -51,7 +51,7 @@ class OnnxGenerator:
         options.log_severity_level = 3
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-            self.metadata = _metadata(self._session.get_modelmeta().custom_metadata_map)
+            self.metadata = parsed_metadata(self._session.get_modelmeta().custom_metadata_map)
             self.least_side_px = int(self.metadata["least_side_px"])
         except Exception as error:  # onnxruntime's errors have no common base that it exports
             raise WeightsError(f"weights {path}: expected ONNX of format {FORMAT}; {error}") from error
@@ -59,11 +59,17 @@ class OnnxGenerator:
     def __call__(self, blurred: NDArray[np.float32]) -> NDArray[np.float32]:
         """(B, 3, H, W) float32 in [0, 1], any H, W >= 1, to the same shape, unclipped."""
         height, width = blurred.shape[2:]
-        if min(height, width) < self.least_side_px:  # too short to reflect: made longer here, as PyTorch's does
-            more = [(0, -side % self.least_side_px) for side in (height, width)]
-            blurred = np.pad(blurred, ((0, 0), (0, 0), *more), "reflect")
-        (restored,) = self._session.run(None, {"blurred": np.ascontiguousarray(blurred)})
+        given = np.ascontiguousarray(long_enough(blurred, self.least_side_px))
+        (restored,) = self._session.run(None, {"blurred": given})
         return np.asarray(restored[:, :, :height, :width])
+
+
+def long_enough(blurred: NDArray[np.float32], least_side_px: int) -> NDArray[np.float32]:
+    """(B, 3, H, W) with sides that are too short for the file to reflect made longer, as PyTorch's generator does."""
+    if min(blurred.shape[2:]) >= least_side_px:
+        return blurred
+    more = [(0, -side % least_side_px) for side in blurred.shape[2:]]
+    return np.pad(blurred, ((0, 0), (0, 0), *more), "reflect")
 
 
 def restore_whole(picture: Picture, generator: OnnxGenerator) -> Picture:
@@ -102,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _metadata(texts: dict[str, str]) -> dict[str, Any]:
+def parsed_metadata(texts: dict[str, str]) -> dict[str, Any]:
+    """What `deblur export` wrote beside the generator; ValueError where the file is of another kind."""
     if texts.get("format") != FORMAT:
         raise ValueError(f"its format is {texts.get('format')!r}; write it by `deblur export --onnx`")
     return {key: json.loads(text) if text[:1] in "[{" or text.isdigit() else text for key, text in texts.items()}

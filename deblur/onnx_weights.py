@@ -1,21 +1,25 @@
-"""An ONNX file in the place of weights: the restorer's generator then runs in ONNX Runtime, the rest in PyTorch."""
+"""An ONNX file in the place of weights: another program then runs the generator, PyTorch the rest."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deblur.onnx_backend import OnnxGenerator
+from deblur.openvino_backend import OpenVinoGenerator
 from deblur.weights import Weights
 
 
 class OnnxModule(nn.Module):
-    """Looks like a generator; ONNX Runtime does the work, on the CPU and in float32."""
+    """Looks like a generator; what it is given does the work, on the CPU."""
 
-    def __init__(self, generator: OnnxGenerator):
+    def __init__(self, generator: Callable[[NDArray[np.float32]], NDArray[np.float32]]):
         super().__init__()
         self._generator = generator
 
@@ -25,14 +29,24 @@ class OnnxModule(nn.Module):
         return torch.from_numpy(restored).to(blurred.device)
 
 
-def load_onnx(path: Path) -> Weights:
+def load_onnx(path: Path, backend: str = "onnx", precision: str = "fp32") -> Weights:
     """Loads what `deblur export --onnx` wrote.
 
+    Args:
+        path: the file.
+        backend: `onnx` for ONNX Runtime or `openvino`; PyTorch's number of threads is theirs.
+        precision: `fp32`, or with `openvino` also `bf16`.
+
     Raises:
-        OptionError: onnxruntime is not installed.
+        OptionError: onnxruntime or openvino is not installed.
         WeightsError: the file is absent, damaged or of another kind.
     """
-    generator = OnnxGenerator(path, threads=torch.get_num_threads())
+    threads = torch.get_num_threads()
+    generator: OnnxGenerator | OpenVinoGenerator
+    if backend == "openvino":
+        generator = OpenVinoGenerator(path, threads, precision)
+    else:
+        generator = OnnxGenerator(path, threads)
     return Weights(
         generator=OnnxModule(generator).eval(),
         name=path.stem,

@@ -15,12 +15,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from deblur.backends import check_backend
 from deblur.batching import Landing, a_few_at_a_time, in_batches
 from deblur.blur import estimate_extents
 from deblur.devices import resolve_device, resolve_precision
@@ -31,6 +33,7 @@ from deblur.harm import harm_done
 from deblur.images import Picture, decode, like
 from deblur.images.picture import Source
 from deblur.inference import Optimize, Runner
+from deblur.onnx_weights import load_onnx
 from deblur.regions import Region, face_region, feather, is_flat, lay_back, region_input, tiles, without_overlap
 from deblur.weights import Weights, load_weights
 
@@ -389,22 +392,30 @@ def load(
     *,
     device: str = "auto",
     precision: str = "auto",
-    optimize: Optimize = "none",
+    backend: str = "auto",
 ) -> Restorer:
     """A restorer with bundled or local weights.
 
     Args:
-        name_or_path: a bundled name, or a path to a weights file.
+        name_or_path: a bundled name, or a path to a weights file or to what `deblur export --onnx` wrote.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         precision: `auto`, `fp32`, `bf16` or `fp16`.
-        optimize: `none`; `graphs` (CUDA) or `compile` for services that run for long.
+        backend: what runs the generator: `auto`, `torch`, `compile`, `graphs`, `onnx` or `openvino`; see
+            `deblur.backends.BACKENDS`.
 
     Raises:
         WeightsError: the weights are absent or damaged.
         DeviceError: the device is not there.
-        OptionError: a name is not known.
+        OptionError: a name is not known, or the backend does not run these weights or is not installed.
     """
-    return Restorer(load_weights(name_or_path), device=device, precision=precision, optimize=optimize)
+    check_backend(backend, os.fspath(name_or_path))
+    if backend == "openvino":
+        on_cpu = resolve_precision(precision, torch.device("cpu"))
+        weights = load_onnx(Path(name_or_path), backend, "fp32" if on_cpu == torch.float32 else "bf16")
+    else:
+        weights = load_weights(name_or_path)
+    optimize: Optimize = backend if backend in ("compile", "graphs") else "none"  # type: ignore[assignment]
+    return Restorer(weights, device=device, precision=precision, optimize=optimize)
 
 
 def _working_scale(extent_px: float) -> float:

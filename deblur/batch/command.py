@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deblur.backends import BACKENDS, check_backend
 from deblur.batch.plan import SUFFIXES, Selection
 from deblur.errors import OptionError
 
@@ -52,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--weights", default="default", metavar="NAME|FILE", help="bundled weights, or a file")
     model.add_argument(
         "--backend",
-        choices=("auto", "torch", "onnx"),
+        choices=tuple(BACKENDS),
         default="auto",
-        help="what runs the generator; onnx needs --weights FILE.onnx from `deblur export` (auto: by the file's name)",
+        help="what runs the generator: " + "; ".join(f"{name}: {what}" for name, what in BACKENDS.items()),
     )
     _add_output_arguments(parser)
     _add_selection_arguments(parser)
@@ -205,19 +206,14 @@ def _style(args: argparse.Namespace) -> str:
 
 
 def _loader(args: argparse.Namespace) -> Callable[[], Restorer]:
-    is_onnx = Path(args.weights).suffix == ".onnx"
-    if args.backend != "auto" and is_onnx != (args.backend == "onnx"):
-        needed = (
-            "FILE.onnx, written by `deblur export --onnx FILE.onnx`" if args.backend == "onnx" else "a name or FILE"
-        )
-        raise OptionError(f"--backend {args.backend}: expected --weights {needed}, got {args.weights}")
+    check_backend(args.backend, args.weights)
 
     def load() -> Restorer:
         import deblur
         from deblur.devices import keep_freed_memory
 
         keep_freed_memory()
-        return deblur.load(args.weights, device=args.device, precision=args.precision)
+        return deblur.load(args.weights, device=args.device, precision=args.precision, backend=args.backend)
 
     return load
 
@@ -276,12 +272,14 @@ def _run_ray(options: Options, args: argparse.Namespace) -> int:
     for name in ("dry_run", "watch", "limit_memory"):
         if getattr(args, name):
             raise OptionError(f"--{name.replace('_', '-')}: expected --engine local, which alone has it")
+    check_backend(args.backend, args.weights)
     cluster = Cluster(
         address=args.ray_address,
         cpus_an_actor=args.jobs or 2,
         weights=args.weights,
         device=args.device,
         precision=args.precision,
+        backend=args.backend,
     )
     with _stoppable() as stopper:
         progress = Progress(_style(args), sys.stdout, sys.stderr, stopper.set_stop)

@@ -44,6 +44,7 @@ class Cluster:
         weights: Name or file, which every machine must have.
         device: As in `deblur.load`; with "auto" each GPU gets an actor.
         precision: As in `deblur.load`.
+        backend: As in `deblur.load`.
     """
 
     address: str | None = None
@@ -51,6 +52,7 @@ class Cluster:
     weights: str = "default"
     device: str = "auto"
     precision: str = "auto"
+    backend: str = "auto"
 
 
 class RowJournal:
@@ -77,7 +79,9 @@ class Worker:
         import deblur
 
         torch.set_num_threads(threads)
-        self.restorer: Restorer = deblur.load(cluster.weights, device=cluster.device, precision=cluster.precision)
+        self.restorer: Restorer = deblur.load(
+            cluster.weights, device=cluster.device, precision=cluster.precision, backend=cluster.backend
+        )
         self.settings = settings
         self.output = output
         self.reserved = reserved

@@ -7,7 +7,7 @@ import torch
 
 import deblur
 from deblur.cli import main
-from deblur.errors import WeightsError
+from deblur.errors import OptionError, WeightsError
 from deblur.generator import GeneratorConfig, build, gated, resnet
 from deblur.images import Picture
 from deblur.weights import load_weights, save_weights
@@ -17,6 +17,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
 from deblur.onnx_backend import OnnxGenerator, restore_whole  # noqa: E402
+from deblur.openvino_backend import OpenVinoGenerator  # noqa: E402
 
 CONFIGS = {"gated": gated(stem=4, widths=[8, 16], down=[1, 1], up=[1]), "resnet": resnet(width=4, blocks=1)}
 
@@ -117,3 +118,87 @@ def test_restore_takes_the_exported_file_and_refuses_another_for_that_backend(ex
     assert not np.array_equal(onnx_made, pixels)
     assert main([*words, str(tmp_path / "other.png"), "--backend", "onnx"]) == 2
     assert "deblur export" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 40), (33, 47), (131, 257)])
+def test_openvino_equals_pytorch_at_any_size_and_count(exported, size):
+    pytest.importorskip("openvino")
+    source, path = exported
+    generator = OpenVinoGenerator(path, threads=1)
+    for count in (2, 3):
+        given = torch.rand(count, 3, *size)
+        with torch.inference_mode():
+            expected = load_weights(source).generator(given)
+        np.testing.assert_allclose(generator(given.numpy()), expected.numpy(), atol=0.5 / 255)
+
+
+def test_openvino_in_bfloat16_is_within_two_levels_and_never_gives_what_is_not_finite(exported, monkeypatch):
+    pytest.importorskip("openvino")
+    if "resnet" in str(exported):
+        pytest.skip("instance norm over random weights is no measure of bfloat16")
+    source, path = exported
+    generator = OpenVinoGenerator(path, threads=1, precision="bf16")
+    given = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        expected = load_weights(source).generator(given).numpy()
+    assert np.abs(generator(given.numpy()) - expected).max() < 2 / 255
+    plain = generator._run
+    monkeypatch.setattr(
+        generator, "_run", lambda x, precision: plain(x, precision) * (np.nan if precision == "bf16" else 1)
+    )
+    np.testing.assert_allclose(generator(given.numpy()), expected, atol=0.5 / 255)
+
+
+def test_openvino_keeps_an_answer_and_only_so_many_sizes(exported, monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setattr("deblur.openvino_backend.SIZES_KEPT", 2)
+    generator = OpenVinoGenerator(exported[1], threads=1)
+    given = [np.random.default_rng(i).random((1, 3, 32, 32), np.float32) for i in range(2)]
+    first = generator(given[0])
+    kept = first.copy()
+    assert not np.array_equal(generator(given[1]), kept)
+    assert np.array_equal(first, kept)
+    for side in (48, 64):
+        generator(np.zeros((1, 3, side, side), np.float32))
+    assert [shape[2] for shape, _ in generator._compiled] == [48, 64]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"<html>", b"\x08\x01nonsense"])
+def test_openvino_names_a_file_that_is_no_generator(tmp_path, content):
+    pytest.importorskip("openvino")
+    path = tmp_path / "bad.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"bad\.onnx"):
+        deblur.load(path, device="cpu", backend="openvino")
+
+
+def test_restore_through_openvino_equals_pytorch_within_a_level(exported):
+    pytest.importorskip("openvino")
+    source, path = exported
+    picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3)).astype(np.uint8)
+    torches, openvinos = (
+        deblur.load(file, device="cpu", precision="fp32", backend=backend).restore(picture, mode="whole").image
+        for file, backend in ((source, "torch"), (path, "openvino"))
+    )
+    assert np.abs(torches.astype(int) - openvinos).max() <= 1
+    assert not np.array_equal(openvinos, picture)
+
+
+@pytest.mark.parametrize(("package", "backend"), [("onnxruntime", "onnx"), ("openvino", "openvino")])
+def test_a_backend_that_is_not_installed_says_what_to_install(
+    exported, monkeypatch, package, backend, tmp_path, capsys
+):
+    from PIL import Image
+
+    monkeypatch.setitem(sys.modules, package, None)
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "photo.png")
+    words = ["restore", str(tmp_path / "photo.png"), "-o", str(tmp_path / "out.png"), "--backend", backend]
+    assert main([*words, "--weights", str(exported[1])]) == 2
+    assert f"face-deblur[{backend}]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("backend", "weights"), [("magic", "default"), ("openvino", "default"), ("compile", "a.onnx")])
+def test_a_backend_that_cannot_run_the_weights_is_refused(backend, weights):
+    with pytest.raises(OptionError, match=backend):
+        deblur.load(weights, backend=backend)
