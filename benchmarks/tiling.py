@@ -63,7 +63,7 @@ def main() -> None:
     tiled = tiles_against_whole(args.weights, 300 if args.smoke else 1400)
     print(f"the library's tiles against one pass: {tiled} level(s)\n")
     print(markdown(("core px", "work over pixels, 24 MP", "largest input, MP"), by_core(4000, 6000)))
-    megapixels = (0.3, 0.6) if args.smoke else args.megapixels
+    megapixels = (0.3,) if args.smoke else args.megapixels
     measured = [in_process_of_its_own(size) for size in megapixels]
     header = ("MP", "seconds", "s a MP", "peak MiB", "less the picture, MiB")
     print(markdown(header, [(m["mp"], m["s"], m["s"] / m["mp"], m["peak_mib"], m["work_mib"]) for m in measured]))

@@ -104,12 +104,13 @@ def is_flat(picture: Picture, region: Region) -> bool:
 def region_input(picture: Picture, region: Region) -> Tensor:
     """What the generator gets: (3, *region.side) float32 in [0, 1]."""
     x0, y0, x1, y1 = region.box
-    pixels = to_tensor(picture.levels[y0:y1, x0:x1])
-    inner = _inner(region)
-    if inner != tuple(pixels.shape[1:]):
-        hwc = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
-        resized = cv2.resize(hwc, (inner[1], inner[0]), interpolation=cv2.INTER_AREA)
-        pixels = torch.from_numpy(resized).permute(2, 0, 1).contiguous()
+    levels, inner = picture.levels[y0:y1, x0:x1], _inner(region)
+    if inner == levels.shape[:2]:
+        pixels = to_tensor(levels)
+    else:  # reduced before the channels are taken apart: a third of the time
+        values = np.multiply(levels, np.float32(1 / picture.max_level), dtype=np.float32)
+        reduced = cv2.resize(values, (inner[1], inner[0]), interpolation=cv2.INTER_AREA)
+        pixels = torch.from_numpy(reduced).permute(2, 0, 1).contiguous()
     return _extend(pixels, region.side)
 
 

@@ -1,13 +1,15 @@
 """Each speed benchmark runs in its smoke mode and ends with its ratios; nothing here is timed."""
 
+import importlib
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from deblur.generator import build, gated
+from deblur.tiling import HALO_PX
 from deblur.weights import save_weights
 
 
@@ -19,27 +21,29 @@ def weights(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "expected", "options"),
     [
-        ("generator", "resnet/default 64 px x1 bf16"),
-        ("gpu_table", "host to host/device 64 px"),
-        ("restore", "generate share, 10 face(s)"),
-        ("tiling", "levels at the halo of 224 px"),
+        ("generator", "resnet/default 64 px x1 bf16", ["--threads", "1"]),
+        ("gpu_table", "host to host/device 64 px", ["--device", "cpu"]),
+        ("restore", "generate share, 2 face(s)", ["--threads", "1"]),
+        ("tiling", f"levels at the halo of {HALO_PX} px", ["--threads", "1", "--plot", "TMP/plot.png"]),
     ],
 )
-def test_the_smoke_mode_ends_with_ratios(name, expected, weights, tmp_path):
-    options = {"gpu_table": ["--device", "cpu"], "tiling": ["--plot", str(tmp_path / "plot.png")]}.get(name, [])
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--weights", str(weights), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    ratios = json.loads(done.stdout.splitlines()[-1])
+def test_the_smoke_mode_ends_with_ratios(name, expected, options, weights, tmp_path, monkeypatch, capfd):
+    words = [word.replace("TMP", str(tmp_path)) for word in options]
+    monkeypatch.setattr(sys, "argv", [name, "--smoke", "--weights", str(weights), *words])
+    threads = torch.get_num_threads()
+    try:
+        importlib.import_module(f"benchmarks.{name}").main()
+    finally:
+        torch.set_num_threads(threads)
+    printed = capfd.readouterr().out
+    ratios = json.loads(printed.splitlines()[-1])
     assert expected in ratios
     assert all(value >= 0 for value in ratios.values())
-    assert "| --- |" in done.stdout
+    assert "| --- |" in printed
     assert name != "tiling" or (tmp_path / "plot.png").is_file()
-    if name == "gpu_table":
-        assert "| graphs |" in done.stdout
+    assert name != "gpu_table" or "| graphs |" in printed
 
 
 def test_the_gpu_table_needs_no_detector():
