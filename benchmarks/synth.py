@@ -151,7 +151,7 @@ def main() -> None:
     cv2.setNumThreads(options.threads)
     rounds, kernels, batch = (3, 1024, 16) if options.smoke else (15, 4096, 32)
     pictures = faces(batch)
-    tensor = torch.from_numpy(pictures).permute(0, 3, 1, 2).float().div(255.0).contiguous()
+    tensor = torch.from_numpy(pictures).permute(0, 3, 1, 2)  # 8-bit levels, as albumentations gets them
     motion_blur = albumentations.MotionBlur(blur_limit=(EXTENT_PX, EXTENT_PX), p=1.0)
     rng = random.Random(0)
     size = 2 * EXTENT_PX + 3

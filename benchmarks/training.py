@@ -98,8 +98,9 @@ def profile(config: TrainConfig, faces: Path, device: torch.device, threads: int
         with clock.measure("read and crop"):
             crops, seeds = sampler.batch(step, bucket)
         with clock.measure("blur"):
-            sharp = torch.from_numpy(crops).to(device).permute(0, 3, 1, 2).float().div_(255)
-            blurred, _ = degrade(sharp, seeds=seeds.to(device))
+            levels = torch.from_numpy(crops).to(device).permute(0, 3, 1, 2)
+            sharp = levels.float().div_(255)
+            blurred, _ = degrade(levels, seeds=seeds.to(device))
             blurred = blurred.contiguous(memory_format=torch.channels_last)
         _timed_step(trainer, (blurred, sharp), clock)
     sampler.close()

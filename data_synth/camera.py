@@ -1,5 +1,10 @@
 """The camera after the lens: light and stored values, highlights, noise, mosaic; all on batches."""
 
+import functools
+import math
+
+import cv2
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,8 +24,46 @@ def to_linear(stored: Tensor) -> Tensor:
 def to_stored(linear: Tensor) -> Tensor:
     """Linear light to sRGB values (IEC 61966-2-1), any shape, [0, 1] -> [0, 1]."""
     end = _TOE_END / _TOE_SLOPE
-    curve = linear.clamp_min(end).log_().mul_(1.0 / _GAMMA).exp_().mul_(1.0 + _OFFSET).sub_(_OFFSET)
-    return curve.add_(linear.sub(end).clamp_max_(0.0), alpha=_TOE_SLOPE)
+    curve = linear.clamp_min(end).log_().mul_(1.0 / _GAMMA).add_(math.log(1.0 + _OFFSET)).exp_()
+    return curve.add_(linear.clamp_max(end), alpha=_TOE_SLOPE).sub_(_OFFSET + _TOE_END)
+
+
+@functools.lru_cache(maxsize=2)
+def _table(linear: bool) -> np.ndarray:
+    """(256,) float32: what an 8-bit level stands for."""
+    stored = torch.arange(256, dtype=torch.float32).div_(255.0)
+    return (to_linear(stored) if linear else stored).numpy()
+
+
+def read(sharp: Tensor, *, linear: bool) -> Tensor:
+    """A picture as numbers to work on: a new float32 tensor, on the CPU as it lies in memory channels last.
+
+    Args:
+        sharp: (B, 3, H, W), float32 in [0, 1] or uint8.
+        linear: Linear light, rather than stored values.
+    """
+    on_cpu = sharp.device.type == "cpu"
+    if on_cpu:
+        sharp = sharp.contiguous(memory_format=torch.channels_last)
+    if sharp.dtype == torch.uint8 and on_cpu:
+        return shown(sharp.permute(0, 2, 3, 1).numpy(), linear=linear)
+    if sharp.dtype == torch.uint8:
+        return torch.from_numpy(_table(linear)).to(sharp.device)[sharp.long()]
+    sharp = sharp.float()
+    return to_linear(sharp) if linear else sharp.clone(memory_format=torch.preserve_format)
+
+
+def levels(stored: Tensor) -> np.ndarray:
+    """Stored values (B, 3, H, W) in [0, 1], on the CPU, to 8-bit levels (B, H, W, 3)."""
+    pixels = stored.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).numpy()
+    return cv2.convertScaleAbs(pixels.reshape(-1, pixels.shape[2] * 3), alpha=255.0).reshape(pixels.shape)
+
+
+def shown(levels: np.ndarray, *, linear: bool = False, out: np.ndarray | None = None) -> Tensor:
+    """8-bit levels (B, H, W, 3) to stored values or linear light, float32 (B, 3, H, W), channels last in memory."""
+    values = np.empty(levels.shape, np.float32) if out is None else out
+    cv2.LUT(levels.reshape(-1, levels.shape[2] * 3), _table(linear), values.reshape(-1, levels.shape[2] * 3))
+    return torch.from_numpy(values).permute(0, 3, 1, 2)
 
 
 def raise_highlights(linear: Tensor, gain: Tensor, start: float) -> Tensor:
@@ -59,7 +102,7 @@ def add_noise(values: Tensor, shot: Tensor, read: Tensor, noise: Tensor) -> Tens
     """Adds Poisson-Gaussian noise in its normal approximation.
 
     Args:
-        values: (B, C, H, W) float32.
+        values: (B, C, H, W) float32, at least 0.
         shot: (B,) float32, a of variance = a x + b.
         read: (B,) float32, b.
         noise: (B, C, H, W) float32, standard normal.
@@ -67,10 +110,12 @@ def add_noise(values: Tensor, shot: Tensor, read: Tensor, noise: Tensor) -> Tens
     Returns:
         (B, C, H, W) float32, not clipped.
     """
-    variance = values.clamp_min(0.0) * shot[:, None, None, None] + read[:, None, None, None]
+    variance = values * shot[:, None, None, None]  # first, so that it lies in memory as the values do
+    variance.add_(read[:, None, None, None])
     return variance.sqrt_().mul_(noise).add_(values)
 
 
+@functools.lru_cache(maxsize=8)
 def mosaic_sites(height: int, width: int, device: torch.device) -> Tensor:
     """RGGB sites: (3, H, W) float32, 1 where the sensor sees that colour."""
     odd_y = (torch.arange(height, device=device) % 2)[:, None].bool()
@@ -87,9 +132,21 @@ def demosaic(raw: Tensor) -> Tensor:
     Returns:
         (B, 3, H, W) float32; every missing value is the mean of its nearest neighbours of that colour.
     """
-    tent = torch.tensor([1.0, 2.0, 1.0], device=raw.device)
-    kernel = (tent[:, None] * tent).expand(3, 1, 3, 3)
-    sites = mosaic_sites(raw.shape[2], raw.shape[3], raw.device)[None]
-    # Dividing by the sites' own sum makes borders right and the weights colour by colour.
-    weight = F.conv2d(sites, kernel, padding=1, groups=3)
-    return torch.where(sites > 0, raw, F.conv2d(raw, kernel, padding=1, groups=3) / weight.clamp_min(1e-6))
+    sums = _tent(raw).mul_(_inverse_weights(raw.shape[2], raw.shape[3], raw.device))
+    # What a site saw itself is 0 in its sum's weights.
+    return sums.add_(raw)
+
+
+@functools.lru_cache(maxsize=8)
+def _inverse_weights(height: int, width: int, device: torch.device) -> Tensor:
+    """(3, H, W): one over the sum of the sites around, which makes borders right; 0 at the sites themselves."""
+    sites = mosaic_sites(height, width, device)
+    weights = _tent(sites[None])[0]
+    return torch.where((sites > 0) | (weights == 0), 0.0, 1.0 / weights.clamp_min(1e-6))
+
+
+def _tent(images: Tensor) -> Tensor:
+    """Sums of every pixel's neighbourhood (B, C, H, W), weighted 1, 2, 1 along both axes; 0 beyond the border."""
+    wide = F.pad(images, (1, 1, 1, 1))
+    wide = wide[..., :-2].add(wide[..., 2:]).add_(wide[..., 1:-1], alpha=2.0)
+    return wide[..., :-2, :].add(wide[..., 2:, :]).add_(wide[..., 1:-1, :], alpha=2.0)

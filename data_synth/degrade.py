@@ -5,21 +5,25 @@ Every random value belongs to a sample's own seed, and every step works on the w
 that the tensors are on.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from data_synth import camera, motion
+from data_synth import camera, direct, motion
 from data_synth.config import DegradeConfig
-from data_synth.jpeg import jpeg
-from data_synth.kernel import KernelBank
+from data_synth.jpeg import compress_levels, jpeg_some
+from data_synth.kernel import KernelBank, rasterise
 from data_synth.streams import Streams
-from data_synth.trajectory import Trajectories, sample_trajectories
+from data_synth.trajectory import STEPS, Trajectories, sample_trajectories
 from deblur.errors import OptionError
 
 MODES = ("uniform", "rolling", "subject")
 _NOISE_VALUES = 1 << 21
+_CACHED_VALUES = 1 << 17  # of a float picture, worked on at a time: what the processor's cache holds a few copies of
 _UNIFORM, _ROLLING, _SUBJECT = range(3)
 
 
@@ -57,8 +61,8 @@ class Degradation:
     jpeg_quality: Tensor
     chroma_subsampled: Tensor
 
-    def rows(self, index: Tensor) -> "Degradation":
-        """The rows of index (n,) int64, in its order."""
+    def rows(self, index: Tensor | slice) -> Degradation:
+        """The rows of index (n,) int64, in its order, or of a slice."""
         return Degradation(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
 
@@ -87,7 +91,7 @@ class Degrade(torch.nn.Module):
         """Degrades a batch.
 
         Args:
-            sharp: (B, 3, H, W) float32 in [0, 1].
+            sharp: (B, 3, H, W) float32 in [0, 1], or uint8 levels (to the same result, a little sooner).
             extent_px: (B,) blur extents, px; drawn from the config where None.
             generator: Source of the samples' seeds; torch's global one where None.
             seeds: (B,) int64, one a sample; replaces the generator. The same seed gives the same result in
@@ -107,22 +111,65 @@ class Degrade(torch.nn.Module):
         if self.noise.values.device != sharp.device:
             self.to(sharp.device)
         drawn, paths = self._draw(seeds, extent_px, min(sharp.shape[-2:]))
+        side = min(sharp.shape[-2:])
+        roll = self._roll(drawn, side)
+        if sharp.device.type == "cpu":
+            return self._one_by_one(sharp, drawn, _plan(paths, roll, drawn, side)), drawn
         # Rows of a kind side by side: they are worked on where they lie, without gathering them each time.
-        kind = drawn.mode * 64 + motion.size_group(drawn.extent_px)
-        order = torch.argsort(kind, stable=True)
-        sorted_rows = drawn.rows(order)
-        light = sharp[order]
-        if self.config.linear_light:
-            light = camera.to_linear(light)
-        rows = (sorted_rows.highlight_gain > 1.0).nonzero(as_tuple=True)[0]
-        if len(rows):
-            gain, start = sorted_rows.highlight_gain[rows], self.config.saturation_start
-            light[rows] = camera.raise_highlights(light[rows], gain, start)
-        light = self._move(light, paths[order], sorted_rows, kind[order]).clamp_(0.0, 1.0)
-        stored = self._sense(light, sorted_rows)
+        order = torch.argsort(drawn.mode, stable=True)
+        light, rows = self._read(sharp[order], drawn.rows(order))
+        offsets = self.noise.offsets(rows.seeds, sharp[:1].numel())
+        stored = self._sense(
+            self._move(light, paths[order], roll[order], rows).clamp_(0.0, 1.0), rows, offsets, self._gains(rows.seeds)
+        )
         if self.config.eight_bit:
             stored = stored.mul_(255.0).round_().div_(255.0)
-        return self._compress(stored, sorted_rows)[torch.argsort(order)], drawn
+        return jpeg_some(stored, rows.jpeg_quality, rows.chroma_subsampled)[torch.argsort(order)], drawn
+
+    def _one_by_one(self, sharp: Tensor, drawn: Degradation, plan: list[Shot]) -> Tensor:
+        """The same on the CPU: a few pictures at a time, as many as its cache holds, each blurred on its own."""
+        count, _, height, width = sharp.shape
+        result = np.empty((count, height, width, 3), np.float32)
+        offsets, gains = self.noise.offsets(drawn.seeds, height * width * 3), self._gains(drawn.seeds)
+        size = max(1, _CACHED_VALUES // max(1, height * width * 3))
+        for start in range(0, count, size):
+            part = slice(start, min(start + size, count))
+            light, rows = self._read(sharp[part], drawn.rows(part))
+            moved = torch.empty_like(light)
+            for i, shot in enumerate(plan[part]):
+                if shot.subject:
+                    one, path, extent = light[i : i + 1].contiguous(), shot.path, rows.extent_px[i : i + 1]
+                    moved[i : i + 1] = motion.blur_subject(one, path, extent, self._matte(rows.seeds[i : i + 1], one))
+                else:
+                    shot.blur(light[i].permute(1, 2, 0).numpy(), moved[i].permute(1, 2, 0).numpy())
+            stored = self._sense(moved.clamp_(0.0, 1.0), rows, offsets[part], gains[part])
+            if self.config.eight_bit:
+                levels = compress_levels(camera.levels(stored), rows.jpeg_quality, rows.chroma_subsampled)
+                camera.shown(levels, out=result[part])
+            else:
+                stored = jpeg_some(stored, rows.jpeg_quality, rows.chroma_subsampled)
+                result[part] = stored.permute(0, 2, 3, 1).numpy()
+        return torch.from_numpy(result).permute(0, 3, 1, 2)
+
+    def _read(self, sharp: Tensor, drawn: Degradation) -> tuple[Tensor, Degradation]:
+        """The light that (B, 3, H, W) float or uint8 stands for, and the rows that it came with."""
+        light = camera.read(sharp, linear=self.config.linear_light)
+        rows = (drawn.highlight_gain > 1.0).nonzero(as_tuple=True)[0]
+        if len(rows):
+            gain, start = drawn.highlight_gain[rows], self.config.saturation_start
+            light[rows] = camera.raise_highlights(light[rows].contiguous(), gain, start)
+        return light, drawn
+
+    def _roll(self, drawn: Degradation, side: int) -> Tensor:
+        """Angles (B, STEPS) over the exposure, radians; 0 where the camera does not roll."""
+        rows = (drawn.mode == _ROLLING).nonzero(as_tuple=True)[0]
+        roll = torch.zeros(len(drawn.mode), STEPS, device=rows.device)
+        if len(rows):
+            # The roll follows a path of its own: a smooth one, by the sample's seed.
+            angles = sample_trajectories(drawn.seeds[rows] ^ 1, (0.0, 1.0, 0.0)).paths[:, 0]
+            far_px = drawn.roll_strength[rows] * drawn.extent_px[rows]
+            roll[rows] = angles * (far_px / (side / 2.0))[:, None]
+        return roll
 
     def _draw(self, seeds: Tensor, extent_px: Tensor | None, side: int) -> tuple[Degradation, Tensor]:
         config, streams = self.config, Streams(seeds)
@@ -179,22 +226,19 @@ class Degrade(torch.nn.Module):
         )
         return chosen, index
 
-    def _move(self, light: Tensor, paths: Tensor, drawn: Degradation, kind: Tensor) -> Tensor:
+    def _move(self, light: Tensor, paths: Tensor, roll: Tensor, drawn: Degradation) -> Tensor:
         result = torch.empty_like(light)
         start = 0
-        for value, count in zip(*(t.tolist() for t in torch.unique_consecutive(kind, return_counts=True)), strict=True):
+        for mode, count in zip(*(t.tolist() for t in drawn.mode.unique_consecutive(return_counts=True)), strict=True):
             rows = slice(start, start + count)
             start += count
             part, path, extent = light[rows], paths[rows], drawn.extent_px[rows]
-            if value // 64 == _UNIFORM:
+            if mode == _UNIFORM:
                 result[rows] = motion.blur_uniform(part, path, extent)
-            elif value // 64 == _ROLLING:
-                # The roll follows a path of its own: a smooth one, by the sample's seed.
-                angles = sample_trajectories(drawn.seeds[rows] ^ 1, (0.0, 1.0, 0.0)).paths[:, 0]
-                radius = min(light.shape[-2:]) / 2.0
-                angles = angles * (drawn.roll_strength[rows] * extent / radius)[:, None]
-                result[rows] = motion.blur_rolling(part, path, extent, angles)
+            elif mode == _ROLLING:
+                result[rows] = motion.blur_rolling(part, path, extent, roll[rows])
             else:
+                part = part.contiguous()
                 result[rows] = motion.blur_subject(part, path, extent, self._matte(drawn.seeds[rows], part))
         return result
 
@@ -204,11 +248,11 @@ class Degrade(torch.nn.Module):
         radii = torch.stack([streams.between((0.30, 0.40)), streams.between((0.40, 0.50))], 1)
         return motion.soft_ellipse(images.shape[2], images.shape[3], centre, radii)
 
-    def _sense(self, light: Tensor, drawn: Degradation) -> Tensor:
+    def _sense(self, light: Tensor, drawn: Degradation, offsets: list[int], gains: Tensor) -> Tensor:
         config = self.config
         if config.noise_share == 0 and config.bayer_share == 0:
             return camera.to_stored(light) if config.linear_light else light
-        noise = self.noise(drawn.seeds, light)
+        noise = self.noise(offsets, light)
         if not config.noise_in_linear_light:
             stored = camera.to_stored(light) if config.linear_light else light
             zero = torch.zeros_like(drawn.noise_sigma)
@@ -216,14 +260,15 @@ class Degrade(torch.nn.Module):
         if not config.linear_light:
             light = camera.to_linear(light)
         shot, read = camera.linear_noise_levels(drawn.noise_sigma, drawn.shot_share)
-        rows = drawn.bayer.nonzero(as_tuple=True)[0]
-        gains = self._gains(drawn.seeds[rows])  # (rows, 3, 1, 1)
-        if len(rows):
-            light[rows] /= gains
         sensed = camera.add_noise(light, shot, read, noise).clamp_(0.0, 1.0)
+        rows = drawn.bayer.nonzero(as_tuple=True)[0]
         if len(rows):
+            gains = gains[rows]
             sites = camera.mosaic_sites(light.shape[2], light.shape[3], light.device)
-            sensed[rows] = camera.demosaic(sensed[rows] * sites).mul_(gains).clamp_(0.0, 1.0)
+            # Colour by colour in memory: what differs between colours is slow the other way.
+            raw = light[rows].contiguous().div_(gains)
+            raw = camera.add_noise(raw, shot[rows], read[rows], noise[rows].contiguous()).clamp_(0.0, 1.0)
+            sensed[rows] = camera.demosaic(raw.mul_(sites)).mul_(gains).clamp_(0.0, 1.0)
         return camera.to_stored(sensed)
 
     def _gains(self, seeds: Tensor) -> Tensor:
@@ -231,13 +276,50 @@ class Degrade(torch.nn.Module):
         red, blue = (streams.between(self.config.white_balance_gain) for _ in range(2))
         return torch.stack([red, torch.ones_like(red), blue], 1)[..., None, None]
 
-    def _compress(self, stored: Tensor, drawn: Degradation) -> Tensor:
-        for subsample in (False, True):
-            chosen = (drawn.jpeg_quality > 0) & (drawn.chroma_subsampled == subsample)
-            rows = chosen.nonzero(as_tuple=True)[0]
-            if len(rows):
-                stored[rows] = jpeg(stored[rows], drawn.jpeg_quality[rows], subsample)
-        return stored
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """How the CPU blurs one picture.
+
+    Attributes:
+        kernels: (N, K, K) float32; None where nothing moves, or the subject alone.
+        angles: N angles that the picture is turned by, radians; None where it is not turned.
+        path: (1, 2, STEPS) unit path.
+        subject: The subject moves alone.
+    """
+
+    kernels: np.ndarray | None
+    angles: list[float] | None
+    path: Tensor
+    subject: bool
+
+    def blur(self, picture: np.ndarray, out: np.ndarray) -> None:
+        """Blurs a picture (H, W, 3) into another."""
+        if self.kernels is None:
+            np.copyto(out, picture)
+        elif self.angles is None:
+            direct.convolve(picture, self.kernels[0], out)
+        else:
+            direct.convolve_turned(picture, self.angles, self.kernels, out)
+
+
+def _plan(paths: Tensor, roll: Tensor, drawn: Degradation, side: int) -> list[Shot]:
+    """Kernels of a whole batch, drawn together: picture by picture would take several times as long."""
+    kernels: list[np.ndarray | None] = [None] * len(paths)
+    angles: list[list[float] | None] = [None] * len(paths)
+    chosen = (drawn.mode == _UNIFORM).nonzero(as_tuple=True)[0]
+    for rows, points in motion.shifts(paths[chosen], drawn.extent_px[chosen]):
+        for row, kernel in zip(chosen[rows].tolist(), rasterise(points).numpy(), strict=True):
+            kernels[row] = kernel[None]
+    chosen = (drawn.mode == _ROLLING).nonzero(as_tuple=True)[0]
+    for rows, turns, layers in motion.rolls(paths[chosen], drawn.extent_px[chosen], roll[chosen], side):
+        for row, radians, kernel in zip(chosen[rows].tolist(), turns.tolist(), layers.numpy(), strict=True):
+            kernels[row], angles[row] = kernel, radians
+    subject = (drawn.mode == _SUBJECT).tolist()
+    return [
+        Shot(kernels=kernel, angles=radians, path=path[None], subject=alone)
+        for kernel, radians, path, alone in zip(kernels, angles, paths, subject, strict=True)
+    ]
 
 
 class _NoiseTable(torch.nn.Module):
@@ -254,18 +336,29 @@ class _NoiseTable(torch.nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.register_buffer("values", torch.randn(_NOISE_VALUES, generator=generator), persistent=False)
 
-    def forward(self, seeds: Tensor, like: Tensor) -> Tensor:
-        count = like[0].numel()
-        values = self.values
-        if count >= len(values) // 2:
-            values = values.repeat(2 * count // len(values) + 2)
-        offset = (Streams(seeds, purpose=5).uniform() * (len(values) - count)).long()
-        return torch.stack([values[start : start + count] for start in offset.tolist()]).view(like.shape)
+    def offsets(self, seeds: Tensor, count: int) -> list[int]:
+        """Where the runs of `count` numbers of samples (B,) begin."""
+        return (Streams(seeds, purpose=5).uniform() * (self._length(count) - count)).long().tolist()
+
+    def _length(self, count: int) -> int:
+        length = len(self.values)
+        return length if count < length // 2 else length * (2 * count // length + 2)
+
+    def forward(self, offsets: list[int], like: Tensor) -> Tensor:
+        """Numbers for a batch (B, C, H, W), in its shape."""
+        channels, height, width = like.shape[1:]
+        count = channels * height * width
+        times = self._length(count) // len(self.values)
+        values = self.values.repeat(times) if times > 1 else self.values
+        runs = torch.stack([values[start : start + count] for start in offsets])
+        return runs.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _check(sharp: Tensor, extent_px: Tensor | None, seeds: Tensor | None) -> None:
-    if sharp.ndim != 4 or sharp.shape[1] != 3 or not sharp.is_floating_point():
-        raise OptionError(f"sharp: expected float (B, 3, H, W) in [0, 1], got {sharp.dtype} {tuple(sharp.shape)}")
+    if sharp.ndim != 4 or sharp.shape[1] != 3 or not (sharp.is_floating_point() or sharp.dtype == torch.uint8):
+        raise OptionError(
+            f"sharp: expected float in [0, 1] or uint8, (B, 3, H, W), got {sharp.dtype} {tuple(sharp.shape)}"
+        )
     for name, value in (("extent_px", extent_px), ("seeds", seeds)):
         if value is not None and value.shape != (len(sharp),):
             raise OptionError(f"{name}: expected shape ({len(sharp)},), one a sample, got {tuple(value.shape)}")

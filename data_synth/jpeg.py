@@ -70,15 +70,34 @@ def jpeg(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:
     """
     if images.device.type != "cpu":
         return simulate(images, quality, subsample)
+    levels = images.clamp(0.0, 1.0).mul_(255.0).round_().byte().permute(0, 2, 3, 1).contiguous().numpy()
+    for picture, percent in zip(levels, quality.tolist(), strict=True):
+        picture[:] = _through_libjpeg(picture, int(percent), subsample)
+    return torch.from_numpy(levels).permute(0, 3, 1, 2).float().div_(255.0).contiguous()
+
+
+def jpeg_some(images: Tensor, quality: Tensor, subsample: Tensor) -> Tensor:
+    """`jpeg` of the rows with a quality above 0, in place; subsample is (B,) bool."""
+    for chroma_too in (False, True):
+        rows = ((quality > 0) & (subsample == chroma_too)).nonzero(as_tuple=True)[0]
+        if len(rows):
+            images[rows] = jpeg(images[rows], quality[rows], chroma_too)
+    return images
+
+
+def compress_levels(levels: np.ndarray, quality: Tensor, subsample: Tensor) -> np.ndarray:
+    """`jpeg_some` on the CPU, of pictures held as (B, H, W, 3) uint8 RGB, in place."""
+    for picture, percent, chroma_too in zip(levels, quality.tolist(), subsample.tolist(), strict=True):
+        if percent:
+            picture[:] = _through_libjpeg(picture, percent, chroma_too)
+    return levels
+
+
+def _through_libjpeg(picture: np.ndarray, quality: int, subsample: bool) -> np.ndarray:
     factor = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420 if subsample else cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
-    shown = torch.empty_like(images)
-    for picture, percent, result in zip(images, quality.tolist(), shown, strict=True):
-        levels = picture.clamp(0.0, 1.0).mul_(255.0).round_().byte().flip(0).permute(1, 2, 0).contiguous()
-        options = [cv2.IMWRITE_JPEG_QUALITY, int(percent), cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
-        _, code = cv2.imencode(".jpg", levels.numpy(), options)
-        decoded = torch.from_numpy(np.asarray(cv2.imdecode(code, cv2.IMREAD_COLOR)))
-        result.copy_(decoded.permute(2, 0, 1).flip(0)).div_(255.0)
-    return shown
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
+    _, code = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), options)
+    return cv2.cvtColor(np.asarray(cv2.imdecode(code, cv2.IMREAD_COLOR)), cv2.COLOR_BGR2RGB)
 
 
 def simulate(images: Tensor, quality: Tensor, subsample: bool = False) -> Tensor:

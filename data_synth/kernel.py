@@ -65,18 +65,42 @@ def rasterise(points_px: Tensor, size: int | None = None) -> Tensor:
     return kernels
 
 
-def _splat(points_px: Tensor, canvas: Tensor) -> None:
-    """Adds each point's share of time to its four pixels of canvas (n, size, size), in place."""
-    count, size, _ = canvas.shape
+def rasterise_layers(points_px: Tensor, at: Tensor, layers: int) -> Tensor:
+    """Rasterises the parts of paths that belong to each of several layers, such as angles of a roll.
+
+    Args:
+        points_px: (n, 2, P) float32, mean position 0.
+        at: (n, P) float32 in 0..layers - 1: every sample is shared linearly between the two layers next to it.
+        layers: Number of layers, at least 2.
+
+    Returns:
+        (n, layers, size, size) float32 >= 0; the layers of a path add up to what `rasterise` makes of it.
+    """
+    size = 2 * radius_px(points_px) + 1
+    canvas = torch.zeros(len(points_px), layers * size, size, device=points_px.device)
+    lower = at.floor().clamp_(0, layers - 2)
+    later = at - lower
+    for layer, share in ((lower, 1.0 - later), (lower + 1.0, later)):
+        _splat(points_px, canvas, share / points_px.shape[2], layer * size)
+    return canvas.view(-1, layers, size, size)
+
+
+def _splat(points_px: Tensor, canvas: Tensor, share: Tensor | float | None = None, down: Tensor | None = None) -> None:
+    """Adds each point's share of time to its four pixels of canvas (n, rows, size), in place.
+
+    The rows of a canvas of several layers follow each other: `down` (n, P) says where a point's layer begins.
+    """
+    count, _, size = canvas.shape
+    share = 1.0 / points_px.shape[2] if share is None else share
     points = points_px + size // 2
     corner = points.floor()
     left, above = points.sub_(corner).unbind(1)  # distance past the upper left pixel, 0..1
     column, row = corner.unbind(1)
-    index = torch.add(column, row, alpha=size).long()
-    share = 1.0 / points.shape[2]
-    right, below = 1.0 - left, above * share
+    index = torch.add(column, row if down is None else row + down, alpha=size).long()
+    below = above * share
     above = share - below
-    flat = canvas.view(count, size * size)  # the other corners are the same index in a shifted view
+    right = 1.0 - left
+    flat = canvas.view(count, -1)  # the other corners are the same index in a shifted view
     flat.scatter_add_(1, index, right * above)
     flat[:, 1:].scatter_add_(1, index, left * above)
     flat[:, size:].scatter_add_(1, index, right * below)

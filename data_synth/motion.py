@@ -1,15 +1,19 @@
 """Blur itself: uniform over the picture, rolling with the camera, or of the subject alone."""
 
+from collections.abc import Iterator
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_synth.kernel import place, rasterise
+from data_synth import direct
+from data_synth.kernel import place, rasterise, rasterise_layers
 
 # Rows are blurred in groups of like extent: a row at 8 px must not pay for the padding of one at 48 px.
 _GROUP_EDGES_PX = (0.0, 12.0, 24.0, 36.0, 64.0, 128.0, 256.0)
-_FRAME_STEP_PX = 2.0  # between averaged frames, along the path; bilinear sampling bridges it
-_FRAMES = (8, 12, 16, 24, 32, 48, 64)
+_TURN_STEP_PX = 2.0  # between turned pictures, a quarter of the side away; between them the blur is interpolated
+_TURNS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def _fast_length(length: int) -> int:
@@ -40,17 +44,43 @@ def convolve(images: Tensor, points_px: Tensor) -> Tensor:
         points_px: (B, 2, P) float32, mean position 0.
 
     Returns:
-        (B, C, H, W) float32. What lies beyond the border is the reflection of what lies within.
+        (B, C, H, W) float32; on the CPU as it lies in memory channels last. What lies beyond the border is the
+        reflection of what lies within.
     """
     kernels = rasterise(points_px)
-    radius = kernels.shape[-1] // 2
-    height, width = images.shape[-2:]
-    rows, columns = _fast_length(height + 2 * radius), _fast_length(width + 2 * radius)
-    spectrum = torch.fft.rfft2(pad_edges(images, radius), s=(rows, columns))
-    spectrum.mul_(torch.fft.rfft2(kernels, s=(rows, columns))[:, None])
-    # Axis by axis: irfft2 copies its input first, and most rows of the result are not wanted.
-    kept = torch.fft.ifft(spectrum, dim=-2)[..., 2 * radius : 2 * radius + height, :]
-    return torch.fft.irfft(kept, n=columns)[..., 2 * radius : 2 * radius + width]
+    if images.device.type == "cpu":
+        result = torch.empty_like(images, memory_format=torch.channels_last)
+        for picture, kernel, out in zip(pictures_of(images), kernels.numpy(), pictures_of(result), strict=True):
+            direct.convolve(picture, kernel, out)
+        return result
+    return _FourierSum(images, kernels.shape[-1] // 2).add(images, kernels).result()
+
+
+def pictures_of(images: Tensor) -> np.ndarray:
+    """(B, C, H, W) as a contiguous array (B, H, W, C): a view where the batch lies channels last, else a copy."""
+    return images.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).numpy()
+
+
+class _FourierSum:
+    """Sums convolutions of batches like `images` (B, C, H, W) with kernels of one radius, on any device."""
+
+    def __init__(self, images: Tensor, radius: int) -> None:
+        self.radius, self.size = radius, images.shape[-2:]
+        self.padded = [_fast_length(length + 2 * radius) for length in self.size]
+        self.spectrum: Tensor | None = None
+
+    def add(self, images: Tensor, kernels: Tensor) -> "_FourierSum":
+        spectrum = torch.fft.rfft2(pad_edges(images, self.radius), s=self.padded)
+        spectrum.mul_(torch.fft.rfft2(kernels, s=self.padded)[:, None])
+        self.spectrum = spectrum if self.spectrum is None else self.spectrum.add_(spectrum)
+        return self
+
+    def result(self) -> Tensor:
+        assert self.spectrum is not None
+        first = 2 * self.radius
+        # Axis by axis: irfft2 copies its input first, and most rows of the result are not wanted.
+        kept = torch.fft.ifft(self.spectrum, dim=-2)[..., first : first + self.size[0], :]
+        return torch.fft.irfft(kept, n=self.padded[1])[..., first : first + self.size[1]]
 
 
 def size_group(extent_px: Tensor) -> Tensor:
@@ -69,20 +99,26 @@ def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
     Returns:
         (B, C, H, W) float32.
     """
-    group = size_group(extent_px)
-    present = torch.unique(group).tolist()
-    if len(present) == 1:
-        return images if present == [0] else convolve(images, place(paths, extent_px))
-    result = torch.empty_like(images)
-    for index in present:
-        rows = (group == index).nonzero(as_tuple=True)[0]
-        part = images[rows]
-        result[rows] = part if index == 0 else convolve(part, place(paths[rows], extent_px[rows]))
+    result = images.clone()
+    for rows, points in shifts(paths, extent_px):
+        result[rows] = convolve(images[rows], points)
     return result
 
 
+def shifts(paths: Tensor, extent_px: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows (n,) int64 of like extent, those of extent 0 left out, and their paths (n, 2, P) in px."""
+    group = size_group(extent_px)
+    for value in torch.unique(group).tolist():
+        rows = (group == value).nonzero(as_tuple=True)[0]
+        if value:
+            yield rows, place(paths[rows], extent_px[rows])
+
+
 def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor) -> Tensor:
-    """Averages frames seen while the camera shifts along its path and rolls about the centre.
+    """Averages what is seen while the camera shifts along its path and rolls about the centre.
+
+    The picture is turned by a few angles; each turned picture is blurred by that part of the path during which the
+    camera stood near the angle, shared between neighbouring angles linearly.
 
     Args:
         images: (B, C, H, W) float32.
@@ -94,42 +130,59 @@ def blur_rolling(images: Tensor, paths: Tensor, extent_px: Tensor, roll: Tensor)
     Returns:
         (B, C, H, W) float32.
     """
-    reach = min(images.shape[-2:]) / 4.0  # most of a face lies within
-    shift = paths * extent_px[:, None, None]
-    moved = torch.cat([shift, roll[:, None] * reach], 1)
-    length_px = moved.diff(dim=2).norm(dim=1).sum(1)
-    # A row's frames follow from its own path, never from its neighbours': the same row, the same pixels.
-    group = torch.bucketize(
-        length_px / _FRAME_STEP_PX, torch.tensor(_FRAMES[:-1], dtype=torch.float32, device=images.device)
-    )
     result = torch.empty_like(images)
-    for index in torch.unique(group).tolist():
-        rows = (group == index).nonzero(as_tuple=True)[0]
-        result[rows] = _average(images[rows], shift[rows], roll[rows], _FRAMES[index])
+    for rows, angles, kernels in rolls(paths, extent_px, roll, min(images.shape[-2:])):
+        part = images[rows]
+        if images.device.type == "cpu":
+            for picture, radians, layers, row in zip(pictures_of(part), angles.tolist(), kernels, rows, strict=True):
+                out = np.empty_like(picture)
+                direct.convolve_turned(picture, radians, layers.numpy(), out)
+                result[row] = torch.from_numpy(out).permute(2, 0, 1)
+        else:
+            total = _FourierSum(part, kernels.shape[-1] // 2)
+            for angle, kernel in zip(angles.unbind(1), kernels.unbind(1), strict=True):
+                total.add(_turn(part, angle), kernel)
+            result[rows] = total.result()
     return result
 
 
-def _average(images: Tensor, shift: Tensor, roll: Tensor, frames: int) -> Tensor:
+def rolls(paths: Tensor, extent_px: Tensor, roll: Tensor, side: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Angles by which pictures are turned, and the kernel that goes with each; see `blur_rolling`.
+
+    Args:
+        paths: (B, 2, T) float32 of unit extent.
+        extent_px: (B,) float32.
+        roll: (B, T) float32, radians.
+        side: Shorter side of the pictures, px.
+
+    Yields:
+        Rows (n,) int64 with as many angles each, angles (n, N) in radians, kernels (n, N, K, K) whose sum has mass 1.
+    """
+    reach = side / 4.0  # most of a face lies within
+    roll = roll - roll.mean(1, keepdim=True)
+    least, most = roll.amin(1), roll.amax(1)
+    # A row's angles follow from its own path, never from its neighbours': the same row, the same pixels.
+    steps = torch.tensor([turns - 1.0 for turns in _TURNS[:-1]], device=roll.device)
+    group = torch.bucketize((most - least) * reach / _TURN_STEP_PX, steps) * 64 + size_group(extent_px)
+    for value in torch.unique(group).tolist():
+        rows = (group == value).nonzero(as_tuple=True)[0]
+        turns = _TURNS[value // 64]
+        first, last = least[rows, None], most[rows, None]
+        angles = torch.lerp(first, last, torch.linspace(0, 1, turns, device=roll.device))
+        points = place(paths[rows], extent_px[rows])
+        at = (roll[rows] - first) * ((turns - 1) / (last - first).clamp_min(1e-9))
+        at = F.interpolate(at[:, None], size=points.shape[2], mode="linear", align_corners=True)[:, 0]
+        yield rows, angles, rasterise_layers(points, at, turns)
+
+
+def _turn(images: Tensor, angle: Tensor) -> Tensor:
+    """`direct.turn` for batches on any device: angle (B,)."""
     height, width = images.shape[-2:]
-    path = torch.cat([shift, roll[:, None]], 1)  # (B, 3, T)
-    path = F.interpolate(path, size=frames, mode="linear", align_corners=True)
-    dx, dy, angle = (path - path.mean(2, keepdim=True)).unbind(1)  # (B, frames) each
     cos, sin = angle.cos(), angle.sin()
-    y = torch.arange(height, device=images.device) + 0.5 - height / 2.0
-    x = torch.arange(width, device=images.device) + 0.5 - width / 2.0
-    # What moves by +d and turns is read at R (p - d): so the centre moves by d itself, whatever the roll.
-    # The grid is the sum of what a column and what a row adds, in units of grid_sample: half a side is 1.
-    across, down = x - dx[..., None], y - dy[..., None]  # (B, frames, W), (B, frames, H)
-    scale = torch.tensor([2.0 / width, 2.0 / height], device=images.device)
-    columns = torch.stack([cos[..., None] * across, sin[..., None] * across], -1) * scale
-    rows = torch.stack([-sin[..., None] * down, cos[..., None] * down], -1) * scale
-    # As complex numbers: one vectorised sum makes both coordinates.
-    columns, rows = torch.view_as_complex(columns), torch.view_as_complex(rows)
-    total = torch.zeros_like(images)
-    for column, row in zip(columns.unbind(1), rows.unbind(1), strict=True):
-        grid = torch.view_as_real(row[:, :, None] + column[:, None, :])
-        total += F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return total.div_(frames)
+    rows = [torch.stack([cos, -sin * (height / width), torch.zeros_like(cos)], 1)]
+    rows.append(torch.stack([sin * (width / height), cos, torch.zeros_like(cos)], 1))
+    grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor) -> Tensor:
@@ -158,7 +211,9 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     # Further in, the fill takes over gradually: a hard edge would show through a long blur.
     hidden = (matte >= 1.0).float()
     width = 2 * (min(images.shape[-2:]) // 24) + 1
-    depth = F.avg_pool2d(hidden, width, 1, width // 2, count_include_pad=False)
+    depth = hidden
+    for window, pad in (((width, 1), (width // 2, 0)), ((1, width), (0, width // 2))):  # far fewer sums than at once
+        depth = F.avg_pool2d(depth, window, 1, pad, count_include_pad=False)
     background = torch.lerp(images, fill, hidden * (2.0 * depth - 1.0).clamp_(0.0, 1.0))
     return moving[:, :3] + background * (1.0 - moving[:, 3:])
 

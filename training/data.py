@@ -337,7 +337,8 @@ class Batches:
         levels = levels.to(self.device, non_blocking=True)
         # (B, H, W, C) seen as (B, C, H, W) is channels last as it lies.
         sharp = levels.permute(0, 3, 1, 2).float().div_(255)
-        blurred, _ = self.degrade(sharp, seeds=seeds.to(self.device, non_blocking=True))
+        # Levels, not floats: on the CPU a table turns them into light.
+        blurred, _ = self.degrade(levels.permute(0, 3, 1, 2), seeds=seeds.to(self.device, non_blocking=True))
         return blurred.contiguous(memory_format=torch.channels_last), sharp
 
     def close(self) -> None:

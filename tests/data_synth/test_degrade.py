@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_synth import Degrade, DegradeConfig, camera, default, hard, mild, motion, recipe, shen2018
+from data_synth import Degrade, DegradeConfig, KernelBank, camera, default, direct, hard, mild, motion, recipe, shen2018
 from data_synth.jpeg import jpeg, simulate
 from data_synth.streams import derive_seeds
 from deblur.errors import OptionError
@@ -256,6 +256,51 @@ def test_long_blur_at_large_crops_has_the_extent_asked_for(side):
     assert abs(length - (extent + 1)) <= 1.5
 
 
+@pytest.mark.parametrize("name", ["default", "shen2018"])
+def test_levels_and_floats_in_either_layout_give_the_same_picture(name):
+    degrade = Degrade(dataclasses.replace(recipe(name), bank_size=16, jpeg_share=0.0))
+    levels = texture(6, 40, 56).mul(255).round().byte()
+    expected, _ = degrade(levels, seeds=SEEDS)
+    for sharp in (levels.float() / 255, levels.float().contiguous(memory_format=torch.channels_last) / 255):
+        blurred, _ = degrade(sharp, seeds=SEEDS)
+        assert ((blurred - expected).abs() < 1e-5).float().mean() > 0.999  # rounding to levels may tip one over
+        assert (blurred - expected).abs().max() < 1.5 / 255
+
+
+@pytest.mark.parametrize("size", [(31, 40), (128, 96)])
+@pytest.mark.parametrize("extent", [2.0, 9.0, 24.0, 70.0])
+def test_direct_sums_and_fourier_transforms_agree(size, extent):
+    picture = texture(1, *size)[0].permute(1, 2, 0).contiguous().numpy()
+    kernels = KernelBank(6, seed=2).kernels(torch.arange(6), torch.full((6,), extent))
+    middle = kernels.shape[-1] // 2
+    for kernel in kernels.numpy():
+        top = int(kernel.any(1).argmax())
+        mode = cv2.BORDER_REFLECT_101 if middle < min(size) else cv2.BORDER_REPLICATE
+        padded = cv2.copyMakeBorder(picture, *[middle] * 4, mode)
+        expected = cv2.filter2D(padded, -1, kernel[::-1, ::-1].copy())[middle:-middle, middle:-middle]
+        out, twice = np.empty_like(picture), picture.copy()
+        direct.convolve(picture, kernel, out)
+        if extent < 30:  # beyond, what is reflected and what repeated is decided by the path's own reach
+            np.testing.assert_allclose(out, expected, atol=3e-5)
+        direct.convolve(picture, kernel, twice, add=True)
+        np.testing.assert_allclose(twice, picture + out, atol=1e-5)
+        # A kernel off the middle, as the parts of a roll have: the same as shifting the picture.
+        shifted = np.zeros_like(kernel)
+        shifted[: kernel.shape[0] - top] = kernel[top:]
+        direct.convolve(picture, shifted, out)
+        rows = slice(min(size[0], 2 * middle), size[0] - min(size[0], 2 * middle))
+        np.testing.assert_allclose(out[rows], np.roll(expected, -top, axis=0)[rows], atol=3e-5)
+
+
+def test_turning_on_the_cpu_agrees_with_tensors():
+    pictures = texture(2, 60, 45)
+    angles = torch.tensor([0.0, 0.23])
+    expected = motion._turn(pictures, angles)
+    for picture, angle, there in zip(pictures, angles.tolist(), expected, strict=True):
+        here = direct.turn(picture.permute(1, 2, 0).contiguous().numpy(), angle)
+        np.testing.assert_allclose(here, there.permute(1, 2, 0).numpy(), atol=0.02)
+
+
 def test_the_batch_given_is_left_alone():
     sharp = texture(4, 32, 32)
     copy = sharp.clone()
@@ -307,7 +352,8 @@ def test_configs_are_frozen_and_recipes_named():
     "call",
     [
         lambda d: d(torch.zeros(3, 32, 32)),
-        lambda d: d(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)),
+        lambda d: d(torch.zeros(1, 3, 32, 32, dtype=torch.int32)),
+        lambda d: d(torch.zeros(1, 1, 32, 32, dtype=torch.uint8)),
         lambda d: d(torch.zeros(2, 3, 32, 32), extent_px=torch.zeros(3)),
         lambda d: d(torch.zeros(2, 3, 32, 32), extent_px=torch.tensor([1.0, -1.0])),
         lambda d: d(torch.zeros(2, 3, 32, 32), extent_px=torch.tensor([1.0, float("nan")])),
