@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sides", type=int, nargs="+", default=SIDES, metavar="PX")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="FACES")
     parser.add_argument("--compile", action="store_true", help="torch.compile too, at 128 px")
     parser.add_argument("--smoke", action="store_true", help="one small size, once; checks that the script runs")
     args = parser.parse_args()
@@ -103,7 +104,7 @@ def main() -> None:
             weights,
             device,
             sides=(64,) if args.smoke else tuple(args.sides),
-            batches=(1, 2) if args.smoke else BATCHES,
+            batches=(1, 2) if args.smoke else tuple(args.batches),
             rounds=1 if args.smoke else args.rounds,
             smoke=args.smoke,
         )
@@ -199,17 +200,13 @@ def exported_ways(weights: Weights, folder: Path, threads: int) -> list[Way]:
 
 
 def _openvino(path: Path, format: str, threads: int) -> Way:
-    import openvino
+    from deblur.openvino_backend import OpenVinoGenerator
 
-    hint = {"fp32": "f32", "bf16": "bf16"}[format]
-    options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    generator = OpenVinoGenerator(path, threads, format)
 
     def prepare(given: Tensor) -> Callable[[], Tensor]:
-        core = openvino.Core()
-        model = core.read_model(path)
-        model.reshape(list(given.shape))  # it is faster at a size that it knows
-        compiled, array = core.compile_model(model, "CPU", options), given.contiguous().numpy()
-        return lambda: torch.from_numpy(np.asarray(compiled(array)[0]))
+        array = given.contiguous().numpy()
+        return lambda: torch.from_numpy(generator(array))
 
     return Way(name="default", runs_in="OpenVINO", format=format, prepare=prepare)
 
