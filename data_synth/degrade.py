@@ -7,6 +7,7 @@ that the tensors are on.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -142,11 +143,12 @@ class Degrade(torch.nn.Module):
                     moved[i : i + 1] = motion.blur_subject(one, path, extent, self._matte(rows.seeds[i : i + 1], one))
                 else:
                     shot.blur(light[i].permute(1, 2, 0).numpy(), moved[i].permute(1, 2, 0).numpy())
-            stored = self._sense(moved.clamp_(0.0, 1.0), rows, offsets[part], gains[part])
+            moved.clamp_(0.0, 1.0)
             if self.config.eight_bit:
-                levels = compress_levels(camera.levels(stored), rows.jpeg_quality, rows.chroma_subsampled)
-                camera.shown(levels, out=result[part])
+                levels = self._sense_levels(moved, rows, offsets[part], gains[part])
+                camera.shown(compress_levels(levels, rows.jpeg_quality, rows.chroma_subsampled), out=result[part])
             else:
+                stored = self._sense(moved, rows, offsets[part], gains[part])
                 stored = jpeg_some(stored, rows.jpeg_quality, rows.chroma_subsampled)
                 result[part] = stored.permute(0, 2, 3, 1).numpy()
         return torch.from_numpy(result).permute(0, 3, 1, 2)
@@ -271,6 +273,24 @@ class Degrade(torch.nn.Module):
             sensed[rows] = camera.demosaic(raw.mul_(sites)).mul_(gains).clamp_(0.0, 1.0)
         return camera.to_stored(sensed)
 
+    def _sense_levels(self, light: Tensor, drawn: Degradation, offsets: list[int], gains: Tensor) -> np.ndarray:
+        """`_sense` in 8-bit levels (B, H, W, 3), picture by picture."""
+        config = self.config
+        if not (config.linear_light and config.noise_in_linear_light and config.noise_share):
+            return camera.levels(self._sense(light, drawn, offsets, gains))
+        result = np.empty((len(light), *light.shape[2:], 3), np.uint8)
+        pictures, noise = light.permute(0, 2, 3, 1).numpy(), self.noise
+        levels = torch.stack(camera.linear_noise_levels(drawn.noise_sigma, drawn.shot_share), 1).tolist()
+        for i, bayer in enumerate(drawn.bayer.tolist()):
+            one = slice(i, i + 1)
+            if bayer:
+                result[one] = camera.levels(self._sense(light[one], drawn.rows(one), offsets[one], gains[one]))
+            else:
+                result[i] = camera.noisy_levels(
+                    pictures[i], levels[i][0], levels[i][1], noise.run(offsets[i], pictures[i].shape)
+                )
+        return result
+
     def _gains(self, seeds: Tensor) -> Tensor:
         streams = Streams(seeds, purpose=4)
         red, blue = (streams.between(self.config.white_balance_gain) for _ in range(2))
@@ -344,12 +364,20 @@ class _NoiseTable(torch.nn.Module):
         length = len(self.values)
         return length if count < length // 2 else length * (2 * count // length + 2)
 
+    def run(self, offset: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Numbers for one picture on the CPU: a view, (H, W, C), of what `forward` gives it."""
+        count = math.prod(shape)
+        return self._values(count)[offset : offset + count].view(shape).numpy()
+
+    def _values(self, count: int) -> Tensor:
+        times = self._length(count) // len(self.values)
+        return self.values.repeat(times) if times > 1 else self.values
+
     def forward(self, offsets: list[int], like: Tensor) -> Tensor:
         """Numbers for a batch (B, C, H, W), in its shape."""
         channels, height, width = like.shape[1:]
         count = channels * height * width
-        times = self._length(count) // len(self.values)
-        values = self.values.repeat(times) if times > 1 else self.values
+        values = self._values(count)
         runs = torch.stack([values[start : start + count] for start in offsets])
         return runs.view(-1, height, width, channels).permute(0, 3, 1, 2)
 

@@ -211,11 +211,18 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
     # Further in, the fill takes over gradually: a hard edge would show through a long blur.
     hidden = (matte >= 1.0).float()
     width = 2 * (min(images.shape[-2:]) // 24) + 1
-    depth = hidden
-    for window, pad in (((width, 1), (width // 2, 0)), ((1, width), (0, width // 2))):  # far fewer sums than at once
-        depth = F.avg_pool2d(depth, window, 1, pad, count_include_pad=False)
+    depth = _near_mean(_near_mean(hidden, width // 2).mT, width // 2).mT
     background = torch.lerp(images, fill, hidden * (2.0 * depth - 1.0).clamp_(0.0, 1.0))
     return moving[:, :3] + background * (1.0 - moving[:, 3:])
+
+
+def _near_mean(images: Tensor, radius: int) -> Tensor:
+    """Mean of every pixel and those up to `radius` px beside it in its row, as far as there are any: (B, C, H, W)."""
+    width = images.shape[-1]
+    sums = F.pad(images.cumsum(-1), (1, 0))
+    at = torch.arange(width, device=images.device)
+    first, end = (at - radius).clamp_min_(0), (at + radius + 1).clamp_max_(width)
+    return (sums[..., end] - sums[..., first]) / (end - first)
 
 
 def soft_ellipse(height: int, width: int, centre: Tensor, radii: Tensor, softness: float = 0.12) -> Tensor:
