@@ -39,7 +39,10 @@ def place(paths: Tensor, extent_px: Tensor) -> Tensor:
 
 def radius_px(points_px: Tensor) -> int:
     """Smallest kernel radius that holds every point of (n, 2, P) and its four pixels, px."""
-    return math.floor(float(points_px.abs().max())) + 1 if points_px.numel() else 1
+    if not points_px.numel():
+        return 1
+    least, most = points_px.aminmax()
+    return math.floor(max(-float(least), float(most))) + 1
 
 
 def rasterise(points_px: Tensor, size: int | None = None) -> Tensor:

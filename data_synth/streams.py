@@ -74,8 +74,8 @@ class Streams:
     def increments(self, count: int, scale: Tensor) -> Iterator[Tensor]:
         """Increments of a random walk in two dimensions, block by block so that they stay in the cache.
 
-        They are uniform, of mean 0: the sum of many is normal whatever the law of one, and two 16-bit halves
-        of one hash are far cheaper than two normals.
+        They are uniform, of mean 0: the sum of many is normal whatever the law of one, and 16-bit quarters
+        of a hash are far cheaper than normals.
 
         Args:
             count: Number of steps.
@@ -84,13 +84,17 @@ class Streams:
         Yields:
             (2, steps, B) float32; the steps of all blocks add up to count.
         """
-        counter = torch.arange(self._used + 1, self._used + count + 1, device=self._keys.device) * _GOLDEN
-        self._used += count
+        hashes = -(-count // 2)  # each holds two steps
+        counter = torch.arange(self._used + 1, self._used + hashes + 1, device=self._keys.device) * _GOLDEN
+        self._used += hashes
         unit = scale * (math.sqrt(12.0) / 65536.0)
-        for steps in counter.split(max(1, _BLOCK // max(1, len(scale)))):
-            bits = _mix(self._keys + steps[:, None])
-            halves = torch.stack([(bits >> 48).bitwise_and_(0xFFFF), (bits >> 32).bitwise_and_(0xFFFF)])
-            yield halves.float().sub_(32767.5).mul_(unit)
+        left = count
+        for some in counter.split(max(1, _BLOCK // max(1, len(scale)))):
+            quarters = _mix(self._keys + some[:, None]).view(torch.int16).view(len(some), -1, 4)
+            lanes = quarters.permute(2, 0, 1).to(torch.float32, memory_format=torch.contiguous_format)
+            steps = lanes.add_(0.5).mul_(unit).view(2, -1, len(scale))
+            yield steps[:, :left]
+            left -= steps.shape[1]
 
     def between(self, bounds: tuple[float, float]) -> Tensor:
         """Draws (B,) float32, uniform between the bounds."""

@@ -80,6 +80,8 @@ def sample_trajectories(seeds: Tensor, mix: Sequence[float] = (0.4, 0.45, 0.15))
     if len(mix) != len(FAMILIES) or min(mix) < 0 or sum(mix) <= 0:
         raise OptionError(f"mix: expected {len(FAMILIES)} weights >= 0 with a sum > 0 for {FAMILIES}, got {mix}")
     parts = [_sample_chunk(chunk, mix) for chunk in torch.split(seeds, _CHUNK)]
+    if len(parts) == 1:
+        return parts[0]
     return Trajectories(
         paths=torch.cat([p.paths for p in parts]),
         family=torch.cat([p.family for p in parts]),
