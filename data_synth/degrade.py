@@ -174,7 +174,7 @@ class Degrade(torch.nn.Module):
         return roll
 
     def _draw(self, seeds: Tensor, extent_px: Tensor | None, side: int) -> tuple[Degradation, Tensor]:
-        config, streams = self.config, Streams(seeds)
+        config, streams = self.config, Streams(seeds, ahead=14 if self.config.extent_px is None else 15)
         fraction, near = streams.between(config.extent_fraction), streams.uniform()
         drawn_px = fraction * side if config.extent_px is None else streams.between(config.extent_px)
         sharp = streams.chance(config.sharp_share)
@@ -245,7 +245,7 @@ class Degrade(torch.nn.Module):
         return result
 
     def _matte(self, seeds: Tensor, images: Tensor) -> Tensor:
-        streams = Streams(seeds, purpose=3)
+        streams = Streams(seeds, purpose=3, ahead=4)
         centre = torch.stack([streams.between((0.45, 0.55)), streams.between((0.47, 0.57))], 1)
         radii = torch.stack([streams.between((0.30, 0.40)), streams.between((0.40, 0.50))], 1)
         return motion.soft_ellipse(images.shape[2], images.shape[3], centre, radii)
@@ -292,7 +292,7 @@ class Degrade(torch.nn.Module):
         return result
 
     def _gains(self, seeds: Tensor) -> Tensor:
-        streams = Streams(seeds, purpose=4)
+        streams = Streams(seeds, purpose=4, ahead=2)
         red, blue = (streams.between(self.config.white_balance_gain) for _ in range(2))
         return torch.stack([red, torch.ones_like(red), blue], 1)[..., None, None]
 

@@ -48,11 +48,15 @@ class Streams:
     Args:
         seeds: (B,) int64. Draws come back on its device.
         purpose: Keeps streams made from the same seeds for different ends apart.
+        ahead: Number of single draws made at once, for speed: the same numbers as one by one.
     """
 
-    def __init__(self, seeds: Tensor, purpose: int = 0) -> None:
+    def __init__(self, seeds: Tensor, purpose: int = 0, ahead: int = 0) -> None:
         self._keys = _mix(_mix(seeds.to(torch.int64)) + purpose)
         self._used = 0
+        self._ahead: list[Tensor] = []
+        if ahead:
+            self._ahead = list(self.uniform(ahead).T.contiguous().unbind(0))
 
     def _hashes(self, count: int) -> Iterator[Tensor]:
         """Blocks of rows, in order, of (B, count) int64 hashes."""
@@ -63,6 +67,8 @@ class Streams:
 
     def uniform(self, *shape: int) -> Tensor:
         """Draws (B, *shape) float32, uniform in the open interval (0, 1)."""
+        if self._ahead and not shape:
+            return self._ahead.pop(0)
         parts = [((bits >> 40).bitwise_and_(0xFFFFFF)).float() for bits in self._hashes(math.prod(shape))]
         return torch.cat(parts).add_(0.5).mul_(1.0 / (1 << 24)).reshape(-1, *shape)
 

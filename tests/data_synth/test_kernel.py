@@ -148,6 +148,8 @@ def test_streams_of_other_purposes_and_later_draws_differ():
     assert not torch.equal(first, second)
     assert not torch.equal(first, Streams(seeds, purpose=1).uniform(4))
     assert torch.equal(first, Streams(seeds).uniform(4))
+    one_by_one, at_once = Streams(seeds), Streams(seeds, ahead=3)
+    assert all(torch.equal(one_by_one.uniform(), at_once.uniform()) for _ in range(5))
     bounded = Streams(torch.arange(500)).log_between((0.01, 1.0))
     assert float(bounded.min()) >= 0.01
     assert float(bounded.log().mean()) == pytest.approx(math.log(0.1), abs=0.15)
