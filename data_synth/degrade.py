@@ -143,12 +143,11 @@ class Degrade(torch.nn.Module):
                     moved[i : i + 1] = motion.blur_subject(one, path, extent, self._matte(rows.seeds[i : i + 1], one))
                 else:
                     shot.blur(light[i].permute(1, 2, 0).numpy(), moved[i].permute(1, 2, 0).numpy())
-            moved.clamp_(0.0, 1.0)
             if self.config.eight_bit:
                 levels = self._sense_levels(moved, rows, offsets[part], gains[part])
                 camera.shown(compress_levels(levels, rows.jpeg_quality, rows.chroma_subsampled), out=result[part])
             else:
-                stored = self._sense(moved, rows, offsets[part], gains[part])
+                stored = self._sense(moved.clamp_(0.0, 1.0), rows, offsets[part], gains[part])
                 stored = jpeg_some(stored, rows.jpeg_quality, rows.chroma_subsampled)
                 result[part] = stored.permute(0, 2, 3, 1).numpy()
         return torch.from_numpy(result).permute(0, 3, 1, 2)
@@ -277,14 +276,15 @@ class Degrade(torch.nn.Module):
         """`_sense` in 8-bit levels (B, H, W, 3), picture by picture."""
         config = self.config
         if not (config.linear_light and config.noise_in_linear_light and config.noise_share):
-            return camera.levels(self._sense(light, drawn, offsets, gains))
+            return camera.levels(self._sense(light.clamp_(0.0, 1.0), drawn, offsets, gains))
         result = np.empty((len(light), *light.shape[2:], 3), np.uint8)
         pictures, noise = light.permute(0, 2, 3, 1).numpy(), self.noise
         levels = torch.stack(camera.linear_noise_levels(drawn.noise_sigma, drawn.shot_share), 1).tolist()
         for i, bayer in enumerate(drawn.bayer.tolist()):
             one = slice(i, i + 1)
             if bayer:
-                result[one] = camera.levels(self._sense(light[one], drawn.rows(one), offsets[one], gains[one]))
+                clipped = light[one].clamp_(0.0, 1.0)
+                result[one] = camera.levels(self._sense(clipped, drawn.rows(one), offsets[one], gains[one]))
             else:
                 result[i] = camera.noisy_levels(
                     pictures[i], levels[i][0], levels[i][1], noise.run(offsets[i], pictures[i].shape)
