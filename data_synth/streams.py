@@ -42,6 +42,11 @@ def derive_seeds(seed: int, index: Tensor) -> Tensor:
     return _mix(master + (index + 1) * _GOLDEN) & ((1 << 62) - 1)
 
 
+def to_normal(first: Tensor, second: Tensor) -> Tensor:
+    """Standard normal numbers from two uniform ones each (Box and Muller 1958), any shape."""
+    return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)
+
+
 class Streams:
     """One independent random stream per sample; rows never depend on each other.
 
@@ -73,9 +78,8 @@ class Streams:
         return torch.cat(parts).add_(0.5).mul_(1.0 / (1 << 24)).reshape(-1, *shape)
 
     def normal(self, *shape: int) -> Tensor:
-        """Draws (B, *shape) float32, standard normal (Box and Muller 1958)."""
-        radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
-        return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
+        """Draws (B, *shape) float32, standard normal."""
+        return to_normal(self.uniform(*shape), self.uniform(*shape))
 
     def increments(self, count: int, scale: Tensor) -> Iterator[Tensor]:
         """Increments of a random walk in two dimensions, block by block so that they stay in the cache.

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data_synth.streams import Streams
+from data_synth.streams import Streams, to_normal
 from deblur.errors import OptionError
 
 FAMILIES = ("walk", "smooth", "line")
@@ -99,7 +99,7 @@ def _sample_chunk(seeds: Tensor, mix: Sequence[float]) -> Trajectories:
     for index, (draw, at_once) in enumerate(((_walk, _CHUNK), (_smooth, _CACHED), (_line, _CACHED))):
         for rows in (family == index).nonzero(as_tuple=True)[0].split(at_once):
             if len(rows):
-                paths[rows], parameters[rows] = draw(Streams(seeds[rows], purpose=2))
+                paths[rows], parameters[rows] = draw(Streams(seeds[rows], purpose=2, ahead=2))
     return Trajectories(paths=paths, family=family, parameters=parameters)
 
 
@@ -153,9 +153,10 @@ def _recoils(streams: Streams, expected: Tensor) -> tuple[Tensor, Tensor]:
 def _smooth(streams: Streams) -> tuple[Tensor, Tensor]:
     scale, flatness = streams.log_between(LENGTH_SCALE), streams.between(FLATNESS)
     angle = 2.0 * math.pi * streams.uniform()
-    frequency = streams.normal(2, _FEATURES) / scale[:, None, None]  # rad per exposure
-    phase = 2.0 * math.pi * streams.uniform(2, _FEATURES)
-    weight = streams.normal(2, _FEATURES)
+    uniform = streams.uniform(5, 2, _FEATURES).unbind(1)
+    frequency = to_normal(uniform[0], uniform[1]) / scale[:, None, None]  # rad per exposure
+    phase = 2.0 * math.pi * uniform[2]
+    weight = to_normal(uniform[3], uniform[4])
     times = torch.linspace(0, 1, _KNOTS, device=angle.device)
     sway = torch.zeros(len(angle), 2, _KNOTS, device=angle.device)
     for f, p, w in zip(frequency.unbind(2), phase.unbind(2), weight.unbind(2), strict=True):
