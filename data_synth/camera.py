@@ -134,23 +134,21 @@ def noisy_levels(light: np.ndarray, shot: float, read: float, noise: np.ndarray)
     rows = max(1, _BAND_VALUES // light[0].size)
     for top in range(0, len(light), rows):
         band = slice(top, top + rows)
-        _noisy_band(light[band], np.float32(shot), np.float32(read), noise[band], result[band])
+        _noisy_band(light[band], shot, read, noise[band], result[band])
     return result
 
 
-def _noisy_band(light: np.ndarray, shot: np.float32, read: np.float32, noise: np.ndarray, out: np.ndarray) -> None:
+def _noisy_band(light: np.ndarray, shot: float, read: float, noise: np.ndarray, out: np.ndarray) -> None:
     np.clip(light, 0.0, 1.0, out=light)
-    seen = np.multiply(light, shot)
-    seen += read
+    seen = cv2.addWeighted(light, shot, light, 0.0, read)
     np.sqrt(seen, out=seen)
     seen *= noise
     seen += light
-    np.clip(seen, 0.0, 1.0, out=seen)
+    np.maximum(seen, np.float32(0.0), out=seen)  # white is clipped when it is rounded
     end = np.float32(_TOE_END / _TOE_SLOPE)
     curve = np.maximum(seen, end)
     cv2.log(curve, curve)
-    curve *= np.float32(1.0 / _GAMMA)
-    curve += np.float32(math.log(1.0 + _OFFSET))
+    cv2.addWeighted(curve, 1.0 / _GAMMA, curve, 0.0, math.log(1.0 + _OFFSET), curve)
     cv2.exp(curve, curve)
     np.minimum(seen, end, out=seen)
     cv2.scaleAdd(seen, _TOE_SLOPE, curve, curve)

@@ -12,6 +12,7 @@ from data_synth.kernel import place, rasterise, rasterise_layers
 
 # Rows are blurred in groups of like extent: a row at 8 px must not pay for the padding of one at 48 px.
 _GROUP_EDGES_PX = (0.0, 12.0, 24.0, 36.0, 64.0, 128.0, 256.0)
+_CPU_EDGES_PX = (0.0, 64.0, 128.0, 256.0)  # where every picture is blurred on its own, kernels alone are grouped
 _TURN_STEP_PX = 2.0  # between turned pictures, a quarter of the side away; between them the blur is interpolated
 _TURNS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -85,7 +86,8 @@ class _FourierSum:
 
 def size_group(extent_px: Tensor) -> Tensor:
     """Class of extents (n,) that are blurred together, (n,) int64: 0 for no blur."""
-    return torch.bucketize(extent_px, torch.tensor(_GROUP_EDGES_PX, device=extent_px.device))
+    edges = _GROUP_EDGES_PX if extent_px.device.type != "cpu" else _CPU_EDGES_PX
+    return torch.bucketize(extent_px, torch.tensor(edges, device=extent_px.device))
 
 
 def blur_uniform(images: Tensor, paths: Tensor, extent_px: Tensor) -> Tensor:
@@ -218,11 +220,10 @@ def blur_subject(images: Tensor, paths: Tensor, extent_px: Tensor, matte: Tensor
 
 def _near_mean(images: Tensor, radius: int) -> Tensor:
     """Mean of every pixel and those up to `radius` px beside it in its row, as far as there are any: (B, C, H, W)."""
-    width = images.shape[-1]
-    sums = F.pad(images.cumsum(-1), (1, 0))
-    at = torch.arange(width, device=images.device)
-    first, end = (at - radius).clamp_min_(0), (at + radius + 1).clamp_max_(width)
-    return (sums[..., end] - sums[..., first]) / (end - first)
+    window = 2 * radius + 1
+    sums = F.pad(torch.stack([images, torch.ones_like(images)]), (radius + 1, radius)).cumsum(-1)
+    total, count = sums[..., window:] - sums[..., :-window]
+    return total / count
 
 
 def soft_ellipse(height: int, width: int, centre: Tensor, radii: Tensor, softness: float = 0.12) -> Tensor:
