@@ -29,6 +29,7 @@ from safetensors.torch import save_file
 from data_synth import Degrade
 from data_synth.sources import open_sources
 from deblur.devices import keep_freed_memory, resolve_device
+from deblur.errors import DeblurError
 from training.config import Bucket, Stage, TrainConfig
 from training.data import CropSampler, FaceStore, Pair
 from training.losses import LossConfig
@@ -173,7 +174,10 @@ def main() -> None:
     cv2.setNumThreads(1)
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(options, resolve_device(options.device), Path(folder))
+        try:
+            figures = measure(options, resolve_device(options.device), Path(folder))
+        except DeblurError as error:  # faces that are smaller than a crop, most likely
+            parser.exit(3, f"benchmarks.training: {error}\n")
     print(json.dumps(figures))
 
 

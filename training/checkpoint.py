@@ -68,8 +68,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises nearly anything on a damaged file
-        raise DataError(f"checkpoint {path}: expected one written by a training run; {error}") from error
+    except Exception as error:  # torch.load raises nearly anything on a damaged file, with advice not to be followed
+        reason = error if isinstance(error, OSError) else type(error).__name__
+        raise DataError(f"checkpoint {path}: expected one written by a training run; {reason}") from error
     if not isinstance(state, dict) or "step" not in state:
         raise DataError(f"checkpoint {path}: expected one written by a training run; it has no step")
     return state

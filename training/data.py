@@ -186,6 +186,7 @@ class CropSampler:
         self.seed, self.rank = seed, rank
         masses = np.array([len(s) * w for s, w in zip(stores, weights, strict=True)], dtype=np.float64)
         self._ends = np.cumsum(masses / masses.sum())
+        self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="crops")
         self._fitting: dict[tuple[int, int, int], float] = {}
 
@@ -198,7 +199,13 @@ class CropSampler:
     def batch(self, index: int, bucket: Bucket) -> tuple[np.ndarray, Tensor]:
         """Sharp crops (B, height, width, 3) uint8, and (B,) int64 seeds for their degradation."""
         rngs = [np.random.default_rng((self.seed, 2, index, self.rank, i)) for i in range(bucket.batch)]
-        crops = np.stack(list(self._pool.map(lambda rng: self.crop(rng, bucket), rngs)))
+        crops = np.empty((bucket.batch, bucket.height, bucket.width, 3), np.uint8)
+
+        def fill(start: int) -> None:  # a share for each thread: to hand over crops one by one costs as much as some
+            for i in range(start, bucket.batch, self._workers):
+                crops[i] = self.crop(rngs[i], bucket)
+
+        list(self._pool.map(fill, range(self._workers)))
         return crops, torch.tensor([int(rng.integers(2**62)) for rng in rngs])
 
     def crop(self, rng: np.random.Generator, bucket: Bucket) -> np.ndarray:

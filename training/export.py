@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         sha256 = export(options.source, options.out, dict(_note(text) for text in options.note))
-    except DeblurError as error:
+    except (DeblurError, OSError) as error:
         sys.stderr.write(f"export: {error}\n")
         return 3
     sys.stdout.write(f"{options.out}  {options.out.stat().st_size / 2**20:.2f} MiB  sha256 {sha256}\n")

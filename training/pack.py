@@ -154,7 +154,7 @@ def pack(sources: list[Sources], out: Path, options: PackOptions, crop: Crop) ->
         packed.size = temporary.stat().st_size
         if not packed.pictures:
             raise DataError(
-                f"pack: no picture of {len(entries)} was packed; {next(iter(packed.bad.items()), 'no room')}"
+                f"no picture of {len(entries)} was packed; {next(map(': '.join, packed.bad.items()), 'no room')}"
             )
         temporary.replace(out)
     except OSError as error:
@@ -172,7 +172,11 @@ def _room(tar: tarfile.TarFile, options: PackOptions) -> float:
 def _add_weights(tar: tarfile.TarFile, options: PackOptions) -> None:
     for name, path in ((PERCEPTUAL, options.perceptual_weights), (INIT, options.init)):
         if path is not None:
-            _add(tar, name, path.read_bytes())
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise DataError(f"weights to pack along: cannot be read: {error}") from error
+            _add(tar, name, content)
     if _room(tar, options) < 0:
         raise OutputError(f"the weights alone are larger than {options.max_mib:g} MiB")
 

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = options.out or options.runs[0] / "curves.png"
     try:
         plot(options.runs, out, options.against)
-    except DeblurError as error:
+    except (DeblurError, OSError) as error:
         sys.stderr.write(f"plot: {error}\n")
         return 3
     sys.stdout.write(f"{out}\n")

@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return train(options)
-    except DeblurError as error:
+    except (DeblurError, OSError) as error:  # OSError: the run's folder cannot be made or written, most likely
         sys.stderr.write(f"train: {error}\n")
         return 3
 
