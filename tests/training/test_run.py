@@ -158,7 +158,7 @@ def test_a_warm_start_without_a_recipe_is_finetune(start: Start, tmp_path: Path,
     config = json.loads((tmp_path / "warm" / "config.json").read_text())
     assert config["recipe"] == "finetune"
     assert config["generator"]["widths"] == [8, 16]
-    assert config["optimizer"]["learning_rate"] == 2e-4
+    assert config["optimizer"]["learning_rate"] == 3e-4
 
 
 def test_resume_without_a_checkpoint_begins(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
