@@ -6,11 +6,8 @@ import contextlib
 import signal
 import sys
 
-import uvicorn
-from fastapi import FastAPI
 from pydantic import ValidationError
 
-from serving.app import create_app
 from serving.settings import Settings, describe
 
 EXIT_NOT_LOADED = 3
@@ -30,15 +27,23 @@ def main(arguments: list[str]) -> int:
     try:
         settings = Settings()
     except ValidationError as error:
-        print(f"settings: {error}", file=sys.stderr)
+        for e in error.errors():
+            name = "_".join(["DEBLUR", *(str(part).upper() for part in e["loc"][:1])])
+            shown = "" if e["loc"][:1] == ("api_keys",) else f", got {e['input']!r}"
+            print(f"{name}: {e['msg']}{shown}", file=sys.stderr)
+        print("python -m serving --settings prints all of them", file=sys.stderr)
         return EXIT_BAD_SETTINGS
     if settings.workers > 1:
         return _run_workers(settings)
+    return _run(settings)
+
+
+def _run(settings: Settings) -> int:
+    import uvicorn
+
+    from serving.app import create_app  # takes seconds, which a wrong setting need not wait for
+
     app = create_app(settings)
-    return _run(app, settings)
-
-
-def _run(app: FastAPI, settings: Settings) -> int:
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -58,6 +63,8 @@ def _run(app: FastAPI, settings: Settings) -> int:
 
 def _run_workers(settings: Settings) -> int:
     """Several processes under uvicorn's supervisor, which replaces one that dies."""
+    import uvicorn
+
     uvicorn.run(
         "serving.app:create_app",
         factory=True,

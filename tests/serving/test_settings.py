@@ -65,7 +65,8 @@ def test_bad_settings_end_the_process_with_a_message(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     done = subprocess.run([sys.executable, "-m", "serving"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "port" in done.stderr
+    assert "DEBLUR_PORT" in done.stderr
+    assert "no-number" in done.stderr
     assert "Traceback" not in done.stderr
 
 
