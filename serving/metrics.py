@@ -28,6 +28,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._gauges: dict[str, Callable[[], float]] = {}
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"deblur_{name}", text, labels, registry=registry)
@@ -78,11 +79,11 @@ class Metrics:
 
     def follow(self, gauges: dict[str, Callable[[], float]]) -> None:
         """Reads the named gauges from functions at the time of every scrape."""
-        self._gauges: dict[str, Callable[[], float]] = gauges
+        self._gauges = gauges
 
     def refresh(self) -> None:
         """Brings the gauges up to date."""
-        for name, read in getattr(self, "_gauges", {}).items():
+        for name, read in self._gauges.items():
             getattr(self, name).set(read())
 
     def count_restoration(self, restoration: Any, pixels: int) -> None:

@@ -1,6 +1,6 @@
 """Malformed pictures and requests: never a 500, never a place that is not given back.
 
-DEBLUR_FUZZ_EXAMPLES sets how many of each (25 by default); what has failed once stands in `@example` lines.
+FUZZ_EXAMPLES sets how many of each (25 by default); what has failed once stands in `@example` lines.
 """
 
 import os
@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.serving.support import encoded, noise, running
 
-EXAMPLES = int(os.environ.get("DEBLUR_FUZZ_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 FUZZ = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 HEADS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"II*\0", b"MM\0*", b"GIF89a", b"BM", b"P6 9 9 ")
 HEADS += (b"\0\0\0\x1cftypavif", b"\0\0\0\x1cftypheic")

@@ -68,6 +68,7 @@ def test_400_at_once_against_a_small_queue(serve, tmp_path):
     contents = [encoded(marked(i)) for i in range(400)]
     asyncio.run(send(server.port, contents[0]))
     before = resident_mib(server.process.pid)
+    load, processors = os.getloadavg()[0], os.cpu_count() or 1
     flag = tmp_path / "stop"
     probe = subprocess.Popen(
         [sys.executable, "-c", PROBE, str(server.port), str(flag)], stdout=subprocess.PIPE, text=True
@@ -98,9 +99,8 @@ def test_400_at_once_against_a_small_queue(serve, tmp_path):
     assert resident_mib(server.process.pid) - before < 200
     print(f"200: {statuses.count(200)}, 503: {statuses.count(503)}, /healthz: {len(taken)} times, ", end="")
     print(f"median {1000 * np.median(taken):.1f} ms, worst {1000 * max(taken):.1f} ms")
-    # A machine that has other things to do delays everybody, the probe included.
-    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    assert np.percentile(taken, 99) < 0.1 * busy
+    # 100 ms. On a machine that was busy before, whoever wants a processor waits for one: the probe, too.
+    assert np.percentile(taken, 99) < 0.1 * (max(1.0, load) if load > processors else 1.0)
     assert asyncio.run(send(server.port, contents[7]))[0] == 200
     assert server.end()[0] == 0
 
@@ -173,10 +173,11 @@ def test_out_of_memory_is_a_503_and_the_service_goes_on(settings_for):
         assert reply.status_code == 200
 
 
-def test_a_large_picture_is_streamed_and_equals_the_library(client, weights):
+def test_a_large_picture_is_streamed_and_equals_the_library(client, weights, monkeypatch):
     import deblur
 
-    picture = np.asarray(noise(2600, 2100, seed=9))
+    monkeypatch.setattr("serving.pipeline._LARGE_PIXELS", 1 << 18)
+    picture = np.asarray(noise(1300, 1050, seed=9))
     content = encoded(Image.fromarray(picture), "BMP")
     reply = client.post("/deblur?mode=whole", content=content, headers={"Content-Type": "image/bmp"})
     assert reply.status_code == 200
@@ -204,5 +205,5 @@ def test_memory_reaches_a_plateau_over_500_mixed_requests(serve):
             assert set(pool.map(one, range(start, start + 50))) == {200}
             resident.append(resident_mib(server.process.pid))
     print("resident MiB after every 50 requests:", [round(value) for value in resident])
-    assert max(resident[5:]) < 1.1 * max(resident[2:5])
+    assert max(resident[5:]) < 1.06 * max(resident[2:5])
     assert server.end()[0] == 0
