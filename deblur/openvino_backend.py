@@ -57,8 +57,8 @@ class OpenVinoGenerator:
         """(B, 3, H, W) float32 in [0, 1], any H, W >= 1, to the same shape, unclipped."""
         count, _, height, width = blurred.shape
         given = long_enough(blurred, self.least_side_px)
-        filled = np.zeros((1 << (count - 1).bit_length(), *given.shape[1:]), np.float32)
-        filled[:count] = given
+        more = (1 << (count - 1).bit_length()) - count
+        filled = np.ascontiguousarray(np.pad(given, ((0, more), (0, 0), (0, 0), (0, 0))) if more else given)
         with self._lock:
             restored = self._run(filled, self._precision)
             if self._precision != "f32" and not np.isfinite(restored).all():
@@ -76,4 +76,4 @@ class OpenVinoGenerator:
             options = {**self._options, "INFERENCE_PRECISION_HINT": precision}
             compiled = self._compiled[key] = self._core.compile_model(model, "CPU", options)
         self._compiled.move_to_end(key)
-        return np.array(compiled(given)[0])  # a copy: the next call writes into the same memory
+        return np.asarray(compiled(given, share_outputs=False)[0])  # not of memory that the next call writes into
