@@ -46,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--onnx: expected a name that ends in .onnx, got {args.onnx}")
     if args.onnx.exists() and not args.overwrite:
         raise OutputError(f"{args.onnx}: exists already; --overwrite replaces it")
+    try:
+        args.onnx.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{args.onnx.parent}: cannot be made: {error.strerror}") from error
     weights = load_weights(args.weights)
     export_onnx(weights, args.onnx)
     size = args.onnx.stat().st_size / 2**20

@@ -85,6 +85,12 @@ def test_the_backend_works_where_torch_cannot_be_imported(exported, tmp_path):
     assert subprocess.run([sys.executable, "-c", code, *words], check=False, capture_output=True).returncode == 3
 
 
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_exported(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["export", "--onnx", str(tmp_path / "file" / "new" / "x.onnx")]) == 3
+    assert "file/new: cannot be made" in capsys.readouterr().err
+
+
 def test_what_is_there_is_not_replaced_unless_asked(exported, capsys):
     source, path = exported
     before = path.read_bytes()
