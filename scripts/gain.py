@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import deblur
-from deblur.evaluation.pairs import find_manifest, find_pairs, read_manifest
+from deblur.evaluation.pairs import pairs_below
 from deblur.images import decode, to_levels, to_tensor
 from deblur.metrics import WORSE_DB, psnr
 
@@ -28,9 +28,7 @@ def main() -> None:
     parser.add_argument("--weights", nargs="+", default=["default"])
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    manifest = find_manifest(options.pairs / "blurred")
-    known = read_manifest(manifest) if manifest else {}
-    pairs, _ = find_pairs(options.pairs / "blurred", None, options.pairs / "sharp", known)
+    pairs = pairs_below(options.pairs)
     extents = np.array([pair.known.extent if pair.known else np.nan for pair in pairs])
     blurred = [to_tensor(decode(pair.blurred).levels) for pair in pairs]
     sharp = [to_tensor(decode(pair.sharp).levels) for pair in pairs if pair.sharp]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import deblur
-from deblur.evaluation.pairs import Pair, find_manifest, find_pairs, read_manifest
+from deblur.evaluation.pairs import Pair, pairs_below
 from deblur.faces import FaceDetector
 from deblur.images import decode
 from deblur.metrics import bootstrap_interval
@@ -68,9 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     recogniser = Recogniser()
     for root in options.pairs:
-        manifest = find_manifest(root / "blurred")
-        known = read_manifest(manifest) if manifest else {}
-        pairs, _ = find_pairs(root / "blurred", None, root / "sharp", known)
+        pairs = pairs_below(root)
         print(f"\n{root.name}, distance to the sharp face and share taken for the same person:\n")
         print("| pictures | " + " | ".join(f"{band} px" for band in BANDS) + " |\n|" + "---|" * (len(BANDS) + 1))
         for name in ["(blurred)", *options.weights]:

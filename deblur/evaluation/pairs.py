@@ -103,6 +103,16 @@ def _counterpart(name: str, listed: Mapping[str, Path]) -> Path | None:
     return candidates[0] if len(candidates) == 1 else None
 
 
+def pairs_below(root: Path) -> list[Pair]:
+    """The complete pairs of `root`/blurred and `root`/sharp, with what a manifest beside them says.
+
+    Raises:
+        DataError: as `find_pairs` and `read_manifest`.
+    """
+    manifest = find_manifest(root / "blurred")
+    return find_pairs(root / "blurred", None, root / "sharp", read_manifest(manifest) if manifest else {})[0]
+
+
 def find_manifest(blurred: Path) -> Path | None:
     """The manifest in the folder of blurred pictures or beside it, if there is one."""
     for folder in (blurred, blurred.parent):
