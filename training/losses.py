@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.config import LossConfig
+from training.identity import IdentityLoss
 from training.perceptual import PerceptualLoss
 
 CHARBONNIER_EPSILON = 1e-3
@@ -81,10 +82,17 @@ class GeneratorLoss(nn.Module):
     Args:
         config: the weights.
         perceptual_weights: local file for the perceptual loss, or None for torchvision's.
-        dtype: what the perceptual network computes in.
+        identity_weights: dlib's file for the identity loss, or None for the package's.
+        dtype: what the frozen networks compute in.
     """
 
-    def __init__(self, config: LossConfig, perceptual_weights: Path | None = None, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        config: LossConfig,
+        perceptual_weights: Path | None = None,
+        identity_weights: Path | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__()
         self.config = config
         self.perceptual: PerceptualLoss | None = None
@@ -96,6 +104,7 @@ class GeneratorLoss(nn.Module):
                 perceptual_weights,
                 dtype,
             )
+        self.identity = IdentityLoss(identity_weights, dtype) if config.identity_weight > 0 else None
 
     def forward(self, restored: Tensor, sharp: Tensor, progress: float) -> dict[str, Tensor]:
         """The weighted losses by name.
@@ -103,7 +112,7 @@ class GeneratorLoss(nn.Module):
         Args:
             restored: (B, 3, H, W) float32.
             sharp: the same shape, in [0, 1].
-            progress: of the run, 0..1; the perceptual loss joins at its own.
+            progress: of the run, 0..1; the perceptual and the identity loss join at `perceptual_from`.
         """
         config, losses = self.config, {}
         if config.pixel_weight > 0:
@@ -111,7 +120,14 @@ class GeneratorLoss(nn.Module):
         if config.fft_weight > 0:
             losses["fft"] = config.fft_weight * fft_loss(restored, sharp)
         if self.perceptual is not None and progress >= config.perceptual_from:
-            # The samples of a batch are in random order: the first ones are as good as any.
-            count = max(1, round(config.perceptual_share * len(sharp)))
-            losses["perceptual"] = config.perceptual_weight * self.perceptual(restored[:count], sharp[:count])
+            part = _first(config.perceptual_share, sharp)
+            losses["perceptual"] = config.perceptual_weight * self.perceptual(restored[part], sharp[part])
+        if self.identity is not None and progress >= config.perceptual_from:
+            part = _first(config.identity_share, sharp)
+            losses["identity"] = config.identity_weight * self.identity(restored[part], sharp[part])
         return losses
+
+
+def _first(share: float, batch: Tensor) -> slice:
+    # The samples of a batch are in random order: the first ones are as good as any.
+    return slice(max(1, round(share * len(batch))))

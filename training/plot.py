@@ -23,7 +23,7 @@ class Panel:
 
 
 PANELS = (
-    Panel("losses", "train", ("total", "pixel", "fft", "perceptual", "adversarial")),
+    Panel("losses", "train", ("total", "pixel", "fft", "perceptual", "identity", "adversarial")),
     Panel("discriminator's mean score", "train", ("d_sharp", "d_restored")),
     Panel("learning rate over its peak", "train", ("rate",)),
     Panel("PSNR, dB", "validate", ("psnr", "psnr_blurred")),

@@ -28,7 +28,7 @@ CONFIG_NAME = "config.json"
 # Options that replace a field of the config of the same name.
 _FIELDS = (
     *("steps", "minutes", "seed", "precision", "accumulate", "compile", "validate", "validate_every", "detect"),
-    *("checkpoint_minutes", "keep", "log_every", "perceptual_weights", "init"),
+    *("checkpoint_minutes", "keep", "log_every", "perceptual_weights", "identity_weights", "init"),
 )
 
 
@@ -111,6 +111,8 @@ def _with_weights(config: TrainConfig, options: argparse.Namespace) -> TrainConf
     loss, optimizer = config.loss, config.optimizer
     if options.perceptual is not None:
         loss = replace(loss, perceptual_weight=options.perceptual)
+    if options.identity is not None:
+        loss = replace(loss, identity_weight=options.identity)
     if options.adversarial is not None:
         loss = replace(loss, adversarial_weight=options.adversarial)
     if options.rate is not None:

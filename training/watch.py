@@ -156,7 +156,7 @@ def progress_display(first: bool) -> Progress:
 
 def described(entry: Mapping[str, Any]) -> str:
     """One line of a report: step, speed, time left, the losses."""
-    shown = ("total", "pixel", "fft", "perceptual", "adversarial", "discriminator", "d_sharp", "d_restored")
+    shown = ("total", "pixel", "fft", "perceptual", "identity", "adversarial", "discriminator", "d_sharp", "d_restored")
     losses = " ".join(f"{name} {entry[name]:.4g}" for name in shown if name in entry)
     skipped = f" skipped {entry['skipped']:g}" if entry.get("skipped") else ""
     speed = f"{entry['img_per_s']:.1f} img/s" if "img_per_s" in entry else ""

