@@ -71,8 +71,8 @@ def export_onnx(weights: Weights, path: Path) -> None:
     """
     import torch
 
+    from deblur.folding import folded
     from deblur.generator import GatedUNet, ResnetGenerator
-    from deblur.inference import folded
 
     generator = weights.generator
     if not isinstance(generator, (GatedUNet, ResnetGenerator)):

@@ -6,7 +6,6 @@ beside the arithmetic of another. With `optimize="graphs"` each input size is ca
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,39 +17,13 @@ from torch import Tensor, nn
 
 from deblur.batching import Landing
 from deblur.errors import OptionError
-from deblur.generator import GatedBlock, GatedUNet
+from deblur.folding import folded
+from deblur.generator import GatedUNet
+from deblur.packed import PackedUNet, runs_here
 
 Optimize = Literal["none", "graphs", "compile"]
 Call = Callable[[Tensor], Tensor]
 GRAPHS_KEPT = 32  # each holds its own input, output and workspace
-
-
-class FoldedBlock(nn.Module):
-    """A gated block for inference: its scale multiplied into the convolution once, and the sum done in place."""
-
-    def __init__(self, block: GatedBlock):
-        super().__init__()
-        self.norm, self.expand, self.project = block.norm, block.expand, block.project
-        assert self.project.bias is not None
-        with torch.no_grad():
-            self.project.weight.mul_(block.scale[..., None])
-            self.project.bias.mul_(block.scale.flatten())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape."""
-        a, b = self.expand(self.norm(x)).chunk(2, dim=1)
-        return self.project(a * b).add_(x)
-
-
-def folded(generator: GatedUNet, dtype: torch.dtype) -> GatedUNet:
-    """A copy for inference alone, with all weights in `dtype`; the given module stays as it is."""
-    made = copy.deepcopy(generator).requires_grad_(False)
-    for stage in (*made.encoders, *made.decoders):
-        assert isinstance(stage, nn.Sequential)
-        for index, block in enumerate(stage):
-            assert isinstance(block, GatedBlock)
-            stage[index] = FoldedBlock(block)
-    return made.to(dtype=dtype).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
 
 
 class Runner:
@@ -73,7 +46,7 @@ class Runner:
             raise OptionError(f"optimize: expected one of {', '.join(get_args(Optimize))}, got {optimize!r}")
         self.device, self.dtype = device, dtype
         self._exact = generator
-        self._call = _fast_call(generator, device, dtype)
+        self._call = _fast_call(generator, device, dtype, optimize)
         if optimize == "compile":
             self._call = torch.compile(self._call, dynamic=False)
         elif optimize == "graphs":
@@ -189,8 +162,10 @@ def _capture_nothing(call: Call, given: Tensor) -> _Captured:
     return _Captured(given=given, restored=restored, replay=replay)
 
 
-def _fast_call(generator: nn.Module, device: torch.device, dtype: torch.dtype) -> Call:
+def _fast_call(generator: nn.Module, device: torch.device, dtype: torch.dtype, optimize: Optimize) -> Call:
     if isinstance(generator, GatedUNet):
+        if device.type == "cpu" and optimize != "compile" and runs_here(dtype):  # there is nothing in it to compile
+            return PackedUNet(generator, dtype)
         return folded(generator, dtype)
 
     def with_autocast(given: Tensor) -> Tensor:

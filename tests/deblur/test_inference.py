@@ -6,8 +6,9 @@ from torch import nn
 
 from deblur.batching import in_batches
 from deblur.errors import OptionError
+from deblur.folding import folded
 from deblur.generator import build, gated, resnet
-from deblur.inference import Runner, SizeGraphs, folded
+from deblur.inference import Runner, SizeGraphs
 
 CPU = torch.device("cpu")
 
