@@ -1,10 +1,15 @@
-"""One owner thread for each device, and dynamic batches across requests.
+"""One owner for each device, and dynamic batches across requests.
 
 A request brings tensors (its faces, or its tiles) of a few sizes. The owner takes the most urgent one,
 fills a batch with others of the same size up to a bound on pixels, waits a few milliseconds for more if it
 is not full and somebody could still come, and runs the generator. Urgency is arrival time plus the time
 that the request's own earlier tensors need, so a photo of a hundred tiles does not hold up a portrait that
 comes after it.
+
+On a CPU an owner has several lanes: threads that take batches from the one queue and share the one set of weights. Two
+lanes with a processor each do more than one lane with two, whose processors wait for each other after every layer, and
+longest when something else wants one of them. The processors are dealt out batch by batch, so that a lone request gets
+all of them.
 """
 
 from __future__ import annotations
@@ -114,7 +119,7 @@ def _pixels(tensor: Tensor) -> int:
 
 
 class Owner:
-    """The thread that alone runs one device's generator.
+    """The threads that alone run one device's generator.
 
     Args:
         engine: has `generate`.
@@ -122,9 +127,10 @@ class Owner:
         wait_s: longest wait for a batch to fill.
         max_age_s: work that waited longer before its first batch fails with `TooOld`.
         expected: how many requests are inside the service; when all are in the batch nobody is waited for.
-        on_batch: called after every batch, on the owner thread.
-        torch_threads: threads that torch uses for the generator on a CPU; None leaves its default.
-        name: of the thread.
+        on_batch: called after every batch, on the thread that ran it.
+        lanes: batches under way at once, each on a thread of its own.
+        torch_threads: processors for the generator on a CPU, shared by the lanes at work; None leaves torch's default.
+        name: begins the names of the threads.
     """
 
     def __init__(
@@ -136,10 +142,12 @@ class Owner:
         max_age_s: float,
         expected: Callable[[], int] = lambda: 2,
         on_batch: Callable[[BatchReport], None] = lambda report: None,
+        lanes: int = 1,
         torch_threads: int | None = None,
         name: str = "generator",
     ) -> None:
         self.engine = engine
+        self.lanes = lanes
         self.load_pixels = 0  # of pictures assigned to this owner; kept by the event loop
         self._max_pixels = max_pixels
         self._bound = float(max_pixels)
@@ -153,8 +161,10 @@ class Owner:
         self._not_started: dict[int, Work] = {}  # in order of arrival
         self._condition = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._busy = 0  # lanes with a batch under way
+        self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(lanes)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, inputs: Sequence[Tensor]) -> Work:
         """Queues one request's (3, h, w) tensors.
@@ -176,7 +186,7 @@ class Owner:
                 height, width = tensor.shape[-2:]
                 self._items[height, width].append(_Item(urgency=urgency, work=work, index=index))
                 ahead += _pixels(tensor)
-            self._condition.notify()
+            self._condition.notify_all()  # not one: that might be a lane that waits for another size
         return work
 
     def oldest_wait_s(self) -> float:
@@ -191,21 +201,30 @@ class Owner:
             return sum(len(items) for items in self._items.values())
 
     def close(self) -> None:
-        """Fails what waits and ends the thread after the batch at hand."""
+        """Fails what waits and ends the threads after the batches at hand."""
         with self._condition:
             self._closed = True
-            self._condition.notify()
-        self._thread.join()
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
-        if self._torch_threads is not None:
-            use_torch_threads(self._torch_threads)
         while True:
             batch = self._collect()
             if batch is None:
                 return
+            if self._torch_threads is not None:
+                use_torch_threads(self._share(self._torch_threads))
             self._process(batch)
             del batch
+            with self._condition:
+                self._busy -= 1
+
+    def _share(self, processors: int) -> int:
+        """How many of the processors a batch that begins now may use."""
+        with self._condition:
+            wanted = max(self._expected(), self._busy + bool(self._items))
+        return max(1, processors // min(self.lanes, max(1, wanted)))
 
     def _collect(self) -> list[_Item] | None:
         with self._condition:
@@ -256,6 +275,7 @@ class Owner:
         for item in taken:
             item.work.began = item.work.began or now
             self._not_started.pop(id(item.work), None)
+        self._busy += 1
         return taken
 
     def _process(self, batch: list[_Item]) -> None:
@@ -268,8 +288,9 @@ class Owner:
             return
         elapsed = time.monotonic() - begun
         pixels = sum(_pixels(item.tensor) for item in batch)
-        self._pixels_per_s += 0.2 * (pixels / max(elapsed, 1e-6) - self._pixels_per_s)
-        self._bound = min(self._max_pixels, self._bound * _RECOVERY)
+        with self._condition:
+            self._pixels_per_s += 0.2 * (pixels / max(elapsed, 1e-6) - self._pixels_per_s)
+            self._bound = min(self._max_pixels, self._bound * _RECOVERY)
         requests = len({id(item.work) for item in batch})
         self._on_batch(BatchReport(items=len(batch), requests=requests, pixels=pixels, infer_s=elapsed, waits_s=waits))
         for item, output in zip(batch, outputs, strict=True):
@@ -279,7 +300,8 @@ class Owner:
         """A batch failed: out of memory fails all of it, anything else only the request that causes it."""
         works = {id(item.work): item.work for item in batch}
         if isinstance(error, OutOfMemory):
-            self._bound = max(1.0, min(self._bound, sum(_pixels(item.tensor) for item in batch)) / 2)
+            with self._condition:
+                self._bound = max(1.0, min(self._bound, sum(_pixels(item.tensor) for item in batch)) / 2)
             logger.warning("out of memory", extra={"batch": len(batch), "next_batch_pixels": int(self._bound)})
         if isinstance(error, OutOfMemory) or len(works) == 1:
             for work in works.values():

@@ -12,16 +12,19 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from deblur import images
 from serving.probe import probe
 
 _BARE = "--bare-loop"
+_LONGEST_STOP_S = 15.0
 
 
 def main() -> None:
@@ -35,6 +38,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument(_BARE, dest="bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # as an exception, so that the processes it started end with it
     if options.bare:
         sys.stdout.write(json.dumps(bare_loop(options)) + "\n")
         return
@@ -50,6 +55,10 @@ def main() -> None:
         f"service / bare loop: {statistics.median(rates):.2f} by rate, {statistics.median(works):.2f} by processor time"
         f" (medians of {options.rounds} rounds)\n"
     )
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def bare_loop(options: argparse.Namespace) -> tuple[float, float]:
@@ -84,7 +93,11 @@ def service(options: argparse.Namespace) -> tuple[float, float]:
         return options.count / elapsed, (_worked_s(server.pid) - worked) / options.count
     finally:
         server.terminate()
-        server.wait()
+        try:
+            server.wait(_LONGEST_STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def _worked_s(pid: int) -> float:

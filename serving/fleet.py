@@ -1,4 +1,4 @@
-"""The models: one restorer and one owner thread for each device, loaded and warmed up in the background."""
+"""The models: one restorer and one owner for each device, loaded and warmed up in the background."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from serving.batching import BatchReport, Owner, least_loaded
+from serving.batching import BatchReport, Owner, least_loaded, use_torch_threads
 from serving.errors import Problem
 from serving.settings import Settings
 
@@ -24,11 +24,12 @@ logger = logging.getLogger("serving.fleet")
 _WARM_UP_PX = 128
 _BATCH_PIXELS = {"cpu": 1 << 18}  # larger batches are no faster there, and everybody waits for the whole batch
 _BATCH_PIXELS_ACCELERATOR = 1 << 20
+_MOST_LANES = 8  # each holds what its layers need for a batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One device's restorer and the thread that owns its generator."""
+    """One device's restorer and the owner of its generator."""
 
     device: str
     restorer: Restorer
@@ -76,6 +77,7 @@ class Fleet:
             DeblurError: the weights are absent or damaged, or a device is not there.
         """
         begun = time.monotonic()
+        use_torch_threads(self._torch_threads)  # this thread, too, may have been set up after the pool's
         for device in device_names(self._settings.devices):
             self._add(device)
         if self._settings.warm_up:
@@ -89,6 +91,7 @@ class Fleet:
             extra={
                 "model": self.require_model().version,
                 "devices": [r.device for r in self.replicas],
+                "lanes": [r.owner.lanes for r in self.replicas],
                 "seconds": round(time.monotonic() - begun, 2),
             },
         )
@@ -96,20 +99,27 @@ class Fleet:
     def _add(self, device: str) -> None:
         import deblur
 
-        restorer = deblur.load(self._settings.weights, device=device, precision=self._settings.precision)
-        bound = self._settings.batch_pixels or _BATCH_PIXELS.get(device.split(":")[0], _BATCH_PIXELS_ACCELERATOR)
+        settings = self._settings
+        restorer = deblur.load(settings.weights, device=device, precision=settings.precision, backend=settings.backend)
+        kind = restorer.device.type
         owner = Owner(
             restorer,
-            max_pixels=bound,
-            wait_s=self._settings.batch_wait_ms / 1000,
-            max_age_s=self._settings.queue_age_s,
+            max_pixels=settings.batch_pixels or _BATCH_PIXELS.get(kind, _BATCH_PIXELS_ACCELERATOR),
+            wait_s=settings.batch_wait_ms / 1000,
+            max_age_s=settings.queue_age_s,
             expected=self._expected,
             on_batch=self._on_batch,
+            lanes=settings.lanes or self._default_lanes(kind),
             torch_threads=self._torch_threads,
             name=f"generator-{len(self.replicas)}-{device}",
         )
         self.replicas.append(Replica(device=device, restorer=restorer, owner=owner))
         self.model = Model(name=restorer.weights.name, sha256=restorer.weights.sha256)
+
+    def _default_lanes(self, kind: str) -> int:
+        """One a processor, where it is torch that works there: others keep threads or buffers of their own."""
+        by_torch = runs_on_torch(self._settings.backend, self._settings.weights)
+        return min(_MOST_LANES, self._torch_threads) if kind == "cpu" and by_torch else 1
 
     def require_model(self) -> Model:
         """The model; raises Problem 503 before it is loaded."""
@@ -152,6 +162,11 @@ def device_names(wanted: Sequence[str]) -> list[str]:
     if torch.cuda.is_available():
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["mps" if torch.backends.mps.is_available() else "cpu"]
+
+
+def runs_on_torch(backend: str, weights: str) -> bool:
+    """Whether the generator runs on PyTorch as it is, without a compiler or a program of its own."""
+    return backend == "torch" or (backend == "auto" and not weights.endswith(".onnx"))
 
 
 def _warm_up_picture() -> np.ndarray:

@@ -104,6 +104,10 @@ class Pipeline:
         finally:
             replica.owner.load_pixels -= pixels
 
+    async def last(self, ticket: Ticket, task: Callable[[], T]) -> T:
+        """What a task on the restored picture gives; it runs on the pool, before the pictures that come after."""
+        return await self._on_thread(self._pool, ticket, FINISH, task)
+
     async def _restore(
         self,
         replica: Replica,

@@ -9,8 +9,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from deblur.backends import check_backend
+from deblur.errors import OptionError
 
 MEBI = 1024 * 1024
 
@@ -36,7 +39,14 @@ class Settings(BaseSettings):
         description="Processes, each with its own model and queue; one is right for GPUs.",
     )
 
-    weights: str = Field(default="default", description="Name of bundled weights, or path of a weights file.")
+    weights: str = Field(
+        default="default",
+        description="Name of bundled weights, or path of a weights file or of what `deblur export --onnx` wrote.",
+    )
+    backend: str = Field(
+        default="auto",
+        description="What runs the generator: `auto`, `torch`, `compile`, `graphs`, `onnx` or `openvino`.",
+    )
     devices: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("auto",),
         description="Devices, e.g. `cuda:0,cuda:1`. `auto`: every CUDA device, else MPS, else the CPU.",
@@ -74,6 +84,13 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         description="Pixels of one generator batch; 0: 2^18 on CPU, 2^20 (the library's own bound) elsewhere.",
+    )
+    lanes: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="Batches under way at once on a device; they share its processors. 0: on a CPU one for each "
+        "processor, up to 8, under the backend `torch`; else 1.",
     )
     batch_wait_ms: float = Field(
         default=4.0,
@@ -123,6 +140,15 @@ class Settings(BaseSettings):
     @classmethod
     def _expand(cls, value: str) -> str:
         return str(Path(value).expanduser()) if value.startswith("~") else value
+
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, value: str, info: ValidationInfo) -> str:
+        try:
+            check_backend(value, info.data.get("weights", "default"))
+        except OptionError as error:
+            raise ValueError(str(error)) from error
+        return value
 
 
 def _default_text(name: str) -> str:

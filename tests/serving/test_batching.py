@@ -229,6 +229,65 @@ def test_closing_fails_what_waits_and_refuses_more(own, engine):
         owner.submit([tensor()])
 
 
+def run_from(owner):
+    """A request of one tensor; its batch has begun when this returns."""
+    work = owner.submit([tensor()])
+    until = time.monotonic() + 5
+    while work.began is None and time.monotonic() < until:
+        time.sleep(0.002)
+    assert work.began is not None
+    return work
+
+
+def test_lanes_work_on_batches_at_the_same_time(own, engine):
+    engine.gate.clear()
+    owner = own(lanes=2)
+    works = [run_from(owner), run_from(owner)]  # the second begins although the first has not ended
+    third = owner.submit([tensor()])
+    time.sleep(0.05)
+    assert third.began is None
+    engine.gate.set()
+    for work in (*works, third):
+        work.future.result(10)
+
+
+def test_lanes_give_each_request_its_own_outputs(own, restorer):
+    owner = own(lanes=3, max_pixels=2 * 32 * 32, torch_threads=1)
+    inputs = [[tensor(32 + 16 * (r % 2), seed=10 * r + i) for i in range(1 + r % 4)] for r in range(24)]
+    works = [owner.submit(request) for request in inputs]
+    for work, request in zip(works, inputs, strict=True):
+        for output, expected in zip(work.future.result(20), restorer.generate(request), strict=True):
+            assert torch.allclose(output, expected, atol=1e-5)
+    assert owner.waiting() == 0
+
+
+@pytest.mark.parametrize(("inside", "each"), [(1, [6]), (2, [3, 3]), (9, [2, 2, 2])])
+def test_lanes_share_the_processors_and_a_lone_request_has_all(own, engine, inside, each):
+    seen = []
+    engine.fail = lambda inputs: seen.append(torch.get_num_threads())
+    engine.gate.clear()
+    owner = own(lanes=3, torch_threads=6, expected=lambda: inside)
+    works = [run_from(owner) for _ in each]
+    engine.gate.set()
+    for work in works:
+        work.future.result(10)
+    assert seen == each
+
+
+def test_a_second_batch_of_a_lone_request_gets_its_share(own, engine):
+    seen = []
+    engine.fail = lambda inputs: seen.append((len(seen), torch.get_num_threads()))
+    owner = own(lanes=2, torch_threads=4, max_pixels=32 * 32, expected=lambda: 1)
+    owner.submit([tensor(seed=i) for i in range(6)]).future.result(10)
+    assert [threads for _, threads in seen][:5] == [2] * 5  # others of its tensors wait or are under way
+
+
+def test_closing_ends_every_lane(own):
+    owner = own(lanes=3)
+    owner.close()
+    assert not any(thread.is_alive() for thread in owner._threads)
+
+
 def test_least_loaded_takes_the_fewest_pixels(own):
     first, second = own(), own()
     assert least_loaded([first, second]) is first

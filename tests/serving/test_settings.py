@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from serving.command import main
 from serving.settings import Settings, describe
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,37 @@ def test_bad_settings_end_the_process_with_a_message(monkeypatch):
     assert "DEBLUR_PORT" in done.stderr
     assert "no-number" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "weights", "said"),
+    [
+        ("onnx", "default", "backend onnx: expected weights FILE.onnx"),
+        ("openvino", "face.safetensors", "backend openvino: expected weights FILE.onnx"),
+        ("compile", "face.onnx", "backend compile: expected weights a name or FILE"),
+        ("tensorflow", "default", "got 'tensorflow'"),
+    ],
+)
+def test_a_backend_that_does_not_run_the_weights_is_told_before_anything_is_loaded(
+    monkeypatch, capsys, backend, weights, said
+):
+    monkeypatch.setenv("DEBLUR_BACKEND", backend)
+    monkeypatch.setenv("DEBLUR_WEIGHTS", weights)
+    assert main([]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("DEBLUR_BACKEND: ")
+    assert said in error
+    assert "Value error" not in error
+    assert error.count("got") == 1
+
+
+def test_words_that_mean_nothing_are_refused_and_help_is_given(capsys):
+    assert main(["--port", "80"]) == 2
+    output = capsys.readouterr()
+    assert "got --port 80" in output.err
+    assert "DEBLUR_PORT" in output.err
+    assert main(["--help"]) == 0
+    assert "usage: python -m serving" in capsys.readouterr().out
 
 
 def test_the_command_prints_the_table(monkeypatch):
