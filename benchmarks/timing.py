@@ -16,13 +16,15 @@ from torch import Tensor
 
 Job = Callable[[], Any]
 LEAST_S = 0.02  # a job is repeated within a sample until it takes this long
+REST_S = 0.02  # before each sample on a CPU
 
 
 def rounds_of(jobs: Mapping[str, Job], device: torch.device, rounds: int) -> dict[str, float]:
     """Median seconds of each job. One sample of every job is taken a round, so that all see the same machine.
 
     On CUDA the times are those of events on the device. On a CPU with one thread they are processor time, which other
-    programs blur less; with more threads, time by the clock.
+    programs blur less; with more threads, time by the clock. There each sample follows a short rest and a call that
+    does not count: the threads of the job before still look for work for a while, and the caches are full of its data.
     """
     repeats = {}
     for name, job in jobs.items():  # warms up, twice: caches, kernels, clocks
@@ -45,6 +47,8 @@ def _sample(job: Job, device: torch.device, repeats: int) -> float:
         end.record()
         torch.cuda.synchronize(device)
         return start.elapsed_time(end) / 1e3 / repeats
+    time.sleep(REST_S)
+    job()
     now = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     began = now()
     for _ in range(repeats):

@@ -49,6 +49,9 @@ class PackedUNet:
     def __init__(self, generator: GatedUNet, dtype: torch.dtype, kept: int = SIZES_KEPT):
         self._config, self._dtype, self._kept = generator.config, dtype, kept
         self._net = folded(generator, dtype)
+        for module in self._net.modules():
+            if isinstance(module, ChannelNorm):
+                module.float()  # a tenth faster than with weights that it must widen for each pixel
         self._sort_channels()
         self._plain = _Layers.of(self._net, Convolution.of)
         self._sizes: OrderedDict[tuple[int, ...], _Layers | None] = OrderedDict()
