@@ -129,6 +129,8 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 class ChannelNorm(nn.Module):
     """Layer normalisation over the channels of each pixel, which leaves tiles equal to the whole."""
 
+    EPSILON = 1e-6
+
     def __init__(self, channels: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
@@ -136,7 +138,7 @@ class ChannelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to the same shape."""
-        y = F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias, 1e-6)
+        y = F.layer_norm(x.permute(0, 2, 3, 1), self.weight.shape, self.weight, self.bias, self.EPSILON)
         return y.permute(0, 3, 1, 2)
 
 

@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -116,33 +115,29 @@ class Convolution:
 
     weight: Tensor
     bias: Tensor
-    padding: int
-    stride: int
+    how: tuple[list[int], list[int], list[int], int]  # padding, stride, dilation, groups
 
     @classmethod
     def of(cls, module: nn.Conv2d, level: int = 0) -> Convolution:
         """That of a module, at any level of the network."""
         assert module.bias is not None
-        assert isinstance(module.padding, tuple)
-        return cls(weight=module.weight, bias=module.bias, padding=module.padding[0], stride=module.stride[0])
+        how = [int(side) for side in module.padding], list(module.stride), list(module.dilation), module.groups
+        return cls(weight=module.weight, bias=module.bias, how=how)
 
     def ordered(self, shape: tuple[int, ...]) -> Convolution:
         """The same with its weights in the order that suits an input of (B, C, H, W) best."""
         reorder = torch.ops.mkldnn._reorder_convolution_weight
-        return replace(self, weight=reorder(self.weight, *self._how(), list(shape)))
+        return replace(self, weight=reorder(self.weight, *self.how, list(shape)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to what the convolution makes of it."""
         convolve = torch.ops.mkldnn._convolution_pointwise
-        return convolve(x, self.weight, self.bias, *self._how(), "none", [], "")
+        return convolve(x, self.weight, self.bias, *self.how, "none", [], "")
 
     def onto(self, total: Tensor, x: Tensor) -> Tensor:
         """Adds what the convolution makes of `x` to `total`, in place."""
         convolve = torch.ops.mkldnn._convolution_pointwise_
-        return convolve(total, x, self.weight, self.bias, *self._how(), "add", None, None, [], None)
-
-    def _how(self) -> tuple[Any, ...]:
-        return [self.padding] * 2, [self.stride] * 2, [1, 1], 1
+        return convolve(total, x, self.weight, self.bias, *self.how, "add", None, None, [], None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +148,10 @@ class _Block:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, C, H, W), which it changes in place."""
-        both, channels = self.expand(self.norm(x)), x.shape[1]
+        channels, norm = x.shape[1], self.norm
+        # As `norm` does, without the time that a call of a module takes: a fiftieth of all for one small face.
+        even = torch.layer_norm(x.permute(0, 2, 3, 1), [channels], norm.weight, norm.bias, norm.EPSILON)
+        both = self.expand(even.permute(0, 3, 1, 2))
         return self.project.onto(x, both.narrow(1, 0, channels) * both.narrow(1, channels, channels))
 
 
