@@ -11,12 +11,14 @@ import argparse
 import shutil
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from deblur.devices import resolve_device
 from deblur.errors import DataError, DeblurError, OutputError
+from deblur.recognition import PACKAGE
 from training import train as command
 from training.pack import INIT, PERCEPTUAL, read_along
 from training.recipes import RECIPES, recipe
@@ -84,7 +86,7 @@ def train_arguments(options: argparse.Namespace, work: Path) -> list[str]:
     arguments += ["--recipe", chosen, "--minutes", str(options.minutes), "--device", str(device)]
     arguments += ["--batch-scale", str(scale), "--no-tensorboard"]
     arguments += ["--init", str(init)] if init else []
-    return [*arguments, *_perceptual(options, chosen, work)]
+    return [*arguments, *_perceptual(options, chosen, work), *_identity(chosen)]
 
 
 def _perceptual(options: argparse.Namespace, chosen: str, work: Path) -> list[str]:
@@ -103,6 +105,15 @@ def _perceptual(options: argparse.Namespace, chosen: str, work: Path) -> list[st
         "or by --perceptual-weights; `python -m training.pack --perceptual-weights FILE ...` packs them along\n"
     )
     return ["--perceptual", "0"]
+
+
+def _identity(chosen: str) -> list[str]:
+    needed = {"facenet-pytorch": "facenet_pytorch", PACKAGE: PACKAGE}
+    absent = [name for name, module in needed.items() if find_spec(module) is None]
+    if not recipe(chosen).loss.identity_weight or not absent:
+        return []
+    sys.stderr.write(f"single: WITHOUT the identity loss: not installed: {', '.join(absent)}\n")
+    return ["--identity", "0"]
 
 
 def _unpacked(pack: Path, name: str, work: Path) -> Path | None:

@@ -13,7 +13,7 @@ from deblur.images import decode
 from tests.deblur.recogniser_file import write_recogniser
 from training.config import LossConfig, TrainConfig
 from training.data import Pair
-from training.identity import IdentityLoss
+from training.identity import JITTER, IdentityLoss, jittered
 from training.losses import GeneratorLoss
 from training.trainer import Trainer
 
@@ -79,8 +79,19 @@ def test_a_trainer_steps_on_it(
     assert trainer.train_step(batch(0))["identity"] == 0  # no face in these
 
 
+def test_jitter_moves_faces_a_little_and_always_the_same(sharp: Tensor) -> None:
+    landmarks = torch.tensor([[30.0, 40.0], [70.0, 40.0], [50.0, 60.0], [35.0, 80.0], [65.0, 80.0]]).repeat(400, 1, 1)
+    landmarks += 100 * torch.arange(400.0).view(-1, 1, 1)
+    moved = jittered(landmarks)
+    assert torch.equal(moved, jittered(landmarks))
+    assert 1 < (moved - landmarks).mean(dim=1).std() < 10  # px, of faces 100 px wide
+    eyes = (moved[:, 1] - moved[:, 0]).norm(dim=1)
+    assert eyes.mean() == pytest.approx(40, abs=0.5)
+    assert eyes.std() == pytest.approx(40 * JITTER, rel=0.2)
+
+
 def test_missing_weights_and_odd_shares_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="face recogniser"):
+    with pytest.raises(WeightsError, match=r"face recogniser.*--identity 0"):
         IdentityLoss(tmp_path / "absent.dat")
     with pytest.raises(OptionError, match="identity_share"):
         LossConfig(identity_share=0.0)
