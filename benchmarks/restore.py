@@ -30,11 +30,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+import deblur.planning
 import deblur.restoration
 from benchmarks.timing import last_line, machine, markdown
 from deblur.devices import keep_freed_memory
 from deblur.images import decode, encode
 from deblur.restoration import Restorer
+from deblur.results import Restoration
 from deblur.weights import load_weights
 
 SHARP = Path(__file__).parent.parent / "samples" / "sharp"
@@ -112,7 +114,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def once(watch: Watch, restorer: Restorer, content: bytes) -> deblur.restoration.Restoration:
+def once(watch: Watch, restorer: Restorer, content: bytes) -> Restoration:
     """From the bytes of a JPEG to the bytes of a JPEG."""
     with watch.stage("decode"):
         picture = decode(content)
@@ -155,9 +157,11 @@ class Watch:
         """Wraps what the restorer calls inside its steps."""
         detect = restorer.detector.detect
         restorer.detector.detect = self._timed(lambda: self.looking, detect)  # type: ignore[method-assign]
-        for name, stage in (("estimate_extents", "judge blur"), ("region_input", "cut")):
-            timed = self._timed(lambda stage=stage: stage, getattr(deblur.restoration, name))
-            setattr(deblur.restoration, name, timed)
+        for module, name, stage in (
+            (deblur.restoration, "estimate_extents", "judge blur"),
+            (deblur.planning, "region_input", "cut"),
+        ):
+            setattr(module, name, self._timed(lambda stage=stage: stage, getattr(module, name)))
 
     def _timed(self, stage: Callable[[], str], call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **options: Any) -> Any:

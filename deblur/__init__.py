@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any
 from deblur.errors import DeblurError
 
 if TYPE_CHECKING:
-    from deblur.faces import Face
+    from deblur.boxes import Face
     from deblur.images import Picture
-    from deblur.restoration import FaceResult, Restoration, Restorer, load
+    from deblur.restoration import Restorer, load
+    from deblur.results import FaceResult, Restoration
 
 __version__ = "0.1.0"
 
 __all__ = ["DeblurError", "Face", "FaceResult", "Picture", "Restoration", "Restorer", "load"]
 
 _HOMES = {
-    "Face": "deblur.faces",
-    "FaceResult": "deblur.restoration",
+    "Face": "deblur.boxes",
+    "FaceResult": "deblur.results",
     "Picture": "deblur.images",
-    "Restoration": "deblur.restoration",
+    "Restoration": "deblur.results",
     "Restorer": "deblur.restoration",
     "load": "deblur.restoration",
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deblur.faces import Face
+from deblur.boxes import Face
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deblur.faces import Face
+from deblur.boxes import Face
 from deblur.images import Picture, to_tensor
 from deblur.tiling import cuts, extended, with_halo
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,16 +23,19 @@ from torch import Tensor
 from deblur.backends import check_backend
 from deblur.batching import Landing, a_few_at_a_time, in_batches
 from deblur.blur import estimate_extents
+from deblur.boxes import Face, match_faces, moved
 from deblur.devices import resolve_device, resolve_precision
 from deblur.errors import OptionError
-from deblur.faces import Face, FaceDetector, match_faces
+from deblur.faces import FaceDetector
 from deblur.harm import Limits as HarmLimits
 from deblur.harm import harm_done
 from deblur.images import Picture, decode, like
 from deblur.images.picture import Source
 from deblur.inference import Optimize, Runner
 from deblur.onnx_weights import load_onnx
-from deblur.regions import Region, face_region, feather, is_flat, lay_back, region_input, tiles, without_overlap
+from deblur.planning import Plan
+from deblur.regions import Region, face_region, feather, is_flat, lay_back, tiles, without_overlap
+from deblur.results import FaceResult, Restoration
 from deblur.weights import Weights, load_weights
 
 MODES = ("auto", "faces", "whole")
@@ -43,144 +44,6 @@ LONGEST_EXTENT_PX = 48.0  # at the working scale: what the generator is trained 
 SMALLEST_LOOK_PX = 20.0
 CROP_PX = 512  # a picture up to this side may be a cut-out face
 SAME_FACE_IOU = 0.3  # a restored face's box may grow or shrink a little
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaceResult:
-    """What became of one face.
-
-    Attributes:
-        before: the face in the picture given; None where it was found only after restoration.
-        after: the face in the picture returned; None where the detector no longer finds it.
-        kept_original: why the face was left as it was; None where it was restored.
-        extent_px: estimated blur extent in px of the picture; None where it could not be told.
-    """
-
-    before: Face | None
-    after: Face | None
-    kept_original: str | None = None
-    extent_px: float | None = None
-
-    @property
-    def restored(self) -> bool:
-        """Whether the face was changed."""
-        return self.kept_original is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Restoration:
-    """The result of restoring one picture.
-
-    Attributes:
-        image: the restored picture, of the kind that was given.
-        picture: the same with all that was kept of the file.
-        mode: what was done: `faces`, `whole`, or `none` where the picture was left as it was.
-        faces: each face before and after.
-        kept_original: why the whole picture was left as it was; None where something was restored.
-        timings: seconds by step: `detect`, and `finish`, which holds the generator's time where its outputs are still
-            being made then, as in `restore`.
-        weights: name and sha256 of the weights.
-    """
-
-    image: Any
-    picture: Picture
-    mode: str
-    faces: tuple[FaceResult, ...]
-    kept_original: str | None
-    timings: dict[str, float]
-    weights: dict[str, str]
-
-    @property
-    def changed(self) -> bool:
-        """Whether any pixel may differ from what was given."""
-        return self.mode != "none"
-
-    @property
-    def faces_before(self) -> list[Face]:
-        """Faces found in the picture given."""
-        return [f.before for f in self.faces if f.before is not None]
-
-    @property
-    def faces_after(self) -> list[Face]:
-        """Faces found in the picture returned."""
-        return [f.after for f in self.faces if f.after is not None]
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """All but the pixels, as plain JSON values."""
-        return {
-            "mode": self.mode,
-            "kept_original": self.kept_original,
-            "size": [self.picture.width, self.picture.height],
-            "faces_before": len(self.faces_before),
-            "faces_after": len(self.faces_after),
-            "faces": [
-                {
-                    "before": face_to_dict(f.before),
-                    "after": face_to_dict(f.after),
-                    "kept_original": f.kept_original,
-                    "extent_px": None if f.extent_px is None else round(f.extent_px, 1),
-                }
-                for f in self.faces
-            ],
-            "timings": {k: round(v, 4) for k, v in self.timings.items()},
-            "weights": self.weights,
-            "warnings": list(self.picture.warnings),
-        }
-
-
-def face_to_dict(face: Face | None) -> dict[str, Any] | None:
-    """A face as plain JSON values: `box`, `score`, `landmarks`."""
-    if face is None:
-        return None
-    return {
-        "box": [round(v, 2) for v in face.box],
-        "score": round(face.score, 5),
-        "landmarks": [[round(x, 2), round(y, 2)] for x, y in face.landmarks],
-    }
-
-
-@dataclass(kw_only=True)
-class Plan:
-    """What is to be done to one picture.
-
-    Attributes:
-        picture: the picture given.
-        mode: `faces`, `whole` or `none`.
-        strict: whether a whole picture stays restored even where no face is found in it afterwards.
-        faces: faces found.
-        extents_px: estimated blur extent of each face, px.
-        kept: why a face is left as it was, by its index.
-        regions: where the generator works.
-        timings: seconds by step.
-    """
-
-    picture: Picture
-    mode: str
-    strict: bool = False
-    faces: list[Face] = field(default_factory=list)
-    extents_px: list[float] = field(default_factory=list)
-    kept: dict[int, str] = field(default_factory=dict)
-    regions: list[Region] = field(default_factory=list)
-    timings: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def inputs(self) -> Sequence[Tensor]:
-        """One (3, h, w) float32 tensor a region, cut when it is asked for."""
-        return _Inputs(self.picture, self.regions)
-
-
-class _Inputs(Sequence[Tensor]):
-    def __init__(self, picture: Picture, regions: Sequence[Region]):
-        self._picture, self._regions = picture, regions
-
-    def __len__(self) -> int:
-        return len(self._regions)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return region_input(self._picture, self._regions[index])
 
 
 class Restorer:
@@ -310,7 +173,8 @@ class Restorer:
             return self._result(plan, original, faces, why, source, started)
         levels = original.copy()
         if plan.mode == "whole":
-            for region, given, restored in zip(plan.regions, plan.inputs, outputs, strict=True):
+            for index, (region, restored) in enumerate(zip(plan.regions, outputs, strict=True)):
+                given = plan.inputs.take(index)
                 if not is_flat(plan.picture, region):
                     lay_back(levels, original, region, given, restored, feather(region))
             return self._finish_whole(plan, levels, source, started)
@@ -321,8 +185,9 @@ class Restorer:
     def _finish_faces(self, plan: Plan, levels: np.ndarray, outputs: Iterable[Tensor]) -> list[FaceResult]:
         original, after = plan.picture.levels, dict[int, Face | None]()
         covered: list[tuple[Region, np.ndarray]] = []
-        for region, given, restored in zip(plan.regions, plan.inputs, outputs, strict=True):
+        for index, (region, restored) in enumerate(zip(plan.regions, outputs, strict=True)):
             assert region.face is not None
+            given = plan.inputs.take(index)
             x0, y0, x1, y1 = region.box
             undo = levels[y0:y1, x0:x1].copy()
             mask = without_overlap(feather(region), region, covered)
@@ -350,7 +215,7 @@ class Restorer:
         x0, y0, x1, y1 = region.box
         # Smaller faces than this one do not matter here, and leaving them out saves most of the detector's time.
         smallest_px = max(SMALLEST_LOOK_PX, min(face.width_px, face.height_px) / 2)
-        found = [_moved(f, x0, y0) for f in self.detector.detect(levels[y0:y1, x0:x1], smallest_px=smallest_px)]
+        found = [moved(f, x0, y0) for f in self.detector.detect(levels[y0:y1, x0:x1], smallest_px=smallest_px)]
         return match_faces(found, [face], SAME_FACE_IOU)[0][1]
 
     def _finish_whole(self, plan: Plan, levels: np.ndarray, source: Source | None, started: float) -> Restoration:
@@ -421,9 +286,3 @@ def load(
 def _working_scale(extent_px: float) -> float:
     """How much a region is reduced, so that its blur is no longer than what the generator was trained on."""
     return max(1.0, extent_px / LONGEST_EXTENT_PX)
-
-
-def _moved(face: Face, x: float, y: float) -> Face:
-    x0, y0, x1, y1 = face.box
-    marks = tuple((a + x, b + y) for a, b in face.landmarks)
-    return Face((x0 + x, y0 + y, x1 + x, y1 + y), face.score, marks)

@@ -16,7 +16,7 @@ from deblur.images import Picture
 
 if TYPE_CHECKING:
     from deblur.batch.pipeline import Settings
-    from deblur.restoration import Restoration
+    from deblur.results import Restoration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,8 @@ from deblur.errors import DeblurError, DeviceError, OutOfMemory, WeightsError
 from deblur.images import Limits, Picture, decode, encode, output_format, probe
 
 if TYPE_CHECKING:
-    from deblur.restoration import Restoration, Restorer
+    from deblur.restoration import Restorer
+    from deblur.results import Restoration
 
 _log = logging.getLogger("deblur.batch")
 

@@ -21,7 +21,8 @@ from deblur.images import Limits, Picture, decode, encode, output_format, read_f
 from deblur.images.encoding import family_of
 
 if TYPE_CHECKING:
-    from deblur.restoration import Restoration, Restorer
+    from deblur.restoration import Restorer
+    from deblur.results import Restoration
 
 STREAM = "-"
 
