@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -129,6 +130,7 @@ class Owner:
         expected: how many requests are inside the service; when all are in the batch nobody is waited for.
         on_batch: called after every batch, on the thread that ran it.
         lanes: batches under way at once, each on a thread of its own.
+        gate: entered before a batch is taken; what comes while it holds a lane up is in the batch, too.
         torch_threads: processors for the generator on a CPU, shared by the lanes at work; None leaves torch's default.
         name: begins the names of the threads.
     """
@@ -143,6 +145,7 @@ class Owner:
         expected: Callable[[], int] = lambda: 2,
         on_batch: Callable[[BatchReport], None] = lambda report: None,
         lanes: int = 1,
+        gate: AbstractContextManager[None] | None = None,
         torch_threads: int | None = None,
         name: str = "generator",
     ) -> None:
@@ -155,6 +158,7 @@ class Owner:
         self._max_age_s = max_age_s
         self._expected = expected
         self._on_batch = on_batch
+        self._gate = gate or nullcontext()
         self._torch_threads = torch_threads
         self._pixels_per_s = _FIRST_PIXELS_PER_S
         self._items: dict[tuple[int, int], list[_Item]] = defaultdict(list)
@@ -209,16 +213,19 @@ class Owner:
             thread.join()
 
     def _run(self) -> None:
-        while True:
-            batch = self._collect()
-            if batch is None:
-                return
-            if self._torch_threads is not None:
-                use_torch_threads(self._share(self._torch_threads))
-            self._process(batch)
-            del batch
-            with self._condition:
-                self._busy -= 1
+        while self._await_batch():
+            with self._gate:
+                self._run_batch()
+
+    def _run_batch(self) -> None:
+        batch = self._collect()
+        if not batch:  # another lane was quicker, or nobody waits any more
+            return
+        if self._torch_threads is not None:
+            use_torch_threads(self._share(self._torch_threads))
+        self._process(batch)
+        with self._condition:
+            self._busy -= 1
 
     def _share(self, processors: int) -> int:
         """How many of the processors a batch that begins now may use."""
@@ -226,21 +233,29 @@ class Owner:
             wanted = max(self._expected(), self._busy + bool(self._items))
         return max(1, processors // min(self.lanes, max(1, wanted)))
 
-    def _collect(self) -> list[_Item] | None:
+    def _await_batch(self) -> bool:
+        """Returns when there is a batch to run; False when the owner is closed."""
         with self._condition:
             while True:
                 self._drop_dead()
                 if self._closed:
                     self._fail_waiting()
-                    return None
+                    return False
                 if not self._items:
                     self._condition.wait()
                     continue
-                size = min(self._items, key=lambda s: min(self._items[s]).urgency)
-                remaining = self._worth_waiting(size)
+                remaining = self._worth_waiting(self._most_urgent())
                 if remaining <= 0:
-                    return self._take(size)
+                    return True
                 self._condition.wait(remaining)
+
+    def _collect(self) -> list[_Item]:
+        with self._condition:
+            self._drop_dead()
+            return self._take(self._most_urgent()) if self._items else []
+
+    def _most_urgent(self) -> tuple[int, int]:
+        return min(self._items, key=lambda size: min(self._items[size]).urgency)
 
     def _drop_dead(self) -> None:
         now = time.monotonic()

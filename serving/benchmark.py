@@ -17,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -38,14 +40,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument(_BARE, dest="bare", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)  # as an exception, so that the processes it started end with it
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _children.hear)
     if options.bare:
         sys.stdout.write(json.dumps(bare_loop(options)) + "\n")
         return
     rates, works = [], []
     for _ in range(options.rounds):
-        output = subprocess.check_output([sys.executable, "-m", "serving.benchmark", _BARE, *sys.argv[1:]], text=True)
+        with _children.start([sys.executable, "-m", "serving.benchmark", _BARE, *sys.argv[1:]]) as process:
+            output = process.communicate()[0]
+        if process.returncode:
+            raise SystemExit(f"the bare loop ended with {process.returncode}")
         bare, served = json.loads(output.splitlines()[-1]), service(options)
         for name, (rate, work) in (("bare loop", bare), ("service", served)):
             sys.stdout.write(f"{name}: {rate:.2f} pictures/s, {1000 * work:.0f} ms of processor time each\n")
@@ -55,10 +60,6 @@ def main() -> None:
         f"service / bare loop: {statistics.median(rates):.2f} by rate, {statistics.median(works):.2f} by processor time"
         f" (medians of {options.rounds} rounds)\n"
     )
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def bare_loop(options: argparse.Namespace) -> tuple[float, float]:
@@ -78,9 +79,8 @@ def bare_loop(options: argparse.Namespace) -> tuple[float, float]:
 
 def service(options: argparse.Namespace) -> tuple[float, float]:
     """The same of the service, with concurrent clients on loopback; 0 where the processor time cannot be told."""
-    environment = {**os.environ, "DEBLUR_PORT": str(options.port), "DEBLUR_LOG_LEVEL": "warning"}
-    server = subprocess.Popen([sys.executable, "-m", "serving"], env=environment)
-    try:
+    settings = {"DEBLUR_PORT": str(options.port), "DEBLUR_LOG_LEVEL": "warning"}
+    with _children.start([sys.executable, "-m", "serving"], settings) as server:
         while not probe("/readyz", options.port):
             if server.poll() is not None:
                 raise SystemExit(f"the service ended with {server.returncode}")
@@ -91,13 +91,6 @@ def service(options: argparse.Namespace) -> tuple[float, float]:
         asyncio.run(_crowd(options, contents, options.count))
         elapsed = time.perf_counter() - begun
         return options.count / elapsed, (_worked_s(server.pid) - worked) / options.count
-    finally:
-        server.terminate()
-        try:
-            server.wait(_LONGEST_STOP_S)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 def _worked_s(pid: int) -> float:
@@ -131,6 +124,48 @@ async def _send(options: argparse.Namespace, content: bytes) -> None:
     if status != b"200":
         raise SystemExit(f"expected status 200, got {status.decode()}")
 
+
+class _Children:
+    """Processes that end with this one, also when a signal ends it."""
+
+    def __init__(self) -> None:
+        self._heard = 0
+        self._starting = False
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Makes a signal an exception, once; not in the midst of a start, which would lose sight of the process."""
+        first, self._heard = not self._heard, self._heard or number
+        if first and not self._starting:
+            raise SystemExit(128 + number)
+
+    @contextmanager
+    def start(self, command: list[str], settings: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+        """A process that has ended when the context does."""
+        process, self._starting = None, True
+        try:
+            environment = {**os.environ, **(settings or {})}
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+            self._starting = False
+            if self._heard:
+                raise SystemExit(128 + self._heard)
+            yield process
+        finally:
+            if process is not None:
+                _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_LONGEST_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+_children = _Children()
 
 if __name__ == "__main__":
     main()

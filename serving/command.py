@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from types import FrameType
 
 from pydantic import ValidationError
 
@@ -15,7 +17,6 @@ Starts the service. It is set up by environment variables, DEBLUR_PORT=8000 for 
 
 EXIT_NOT_LOADED = 3
 EXIT_BAD_SETTINGS = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
@@ -23,7 +24,7 @@ def main(arguments: list[str]) -> int:
 
     Returns:
         The exit status: 0 after a graceful stop, 2 for settings that are not valid, 3 when the model could
-        not be loaded or the address is taken, 130 when ctrl-C came before the server was up.
+        not be loaded or the address is taken.
     """
     if arguments in (["--settings"], ["--help"], ["-h"]):
         sys.stdout.write(f"{describe() if arguments == ['--settings'] else _HELP}\n")
@@ -61,16 +62,16 @@ def _run(settings: Settings) -> int:
         server_header=False,
         timeout_graceful_shutdown=round(settings.drain_timeout_s),
     )
-    # uvicorn raises the signal again once it has drained, for whoever handled it before: this, so that a
-    # graceful stop ends with status 0 rather than by the signal.
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    server = uvicorn.Server(config)
-    try:
-        server.run()
-    except KeyboardInterrupt:
-        if not server.started:
-            return EXIT_INTERRUPTED
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # uvicorn takes signals over before the service starts. Once it has drained it raises them again for whoever
+        # handled them before: nothing more is to be done then, so that a graceful stop ends with status 0.
+        if not app.state.service.started:
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    uvicorn.Server(config).run()
     return EXIT_NOT_LOADED if app.state.service.fleet.failure is not None else 0
 
 

@@ -14,6 +14,7 @@ import torch
 
 from serving.batching import BatchReport, Owner, least_loaded, use_torch_threads
 from serving.errors import Problem
+from serving.gate import Gate
 from serving.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Fleet:
         settings: weights, devices, precision and batching.
         expected: how many requests are inside the service.
         on_batch: called after every batch, on an owner thread.
+
+    Attributes:
+        gate: for the threads that work on the processors that a generator works on, too.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Fleet:
         self._expected = expected
         self._on_batch = on_batch
         self._torch_threads = torch.get_num_threads()  # before the pool's threads limit their own
+        self.gate = Gate()
         self.replicas: list[Replica] = []
         self.model: Model | None = None
         self.ready = False
@@ -80,6 +85,8 @@ class Fleet:
         use_torch_threads(self._torch_threads)  # this thread, too, may have been set up after the pool's
         for device in device_names(self._settings.devices):
             self._add(device)
+        if all(replica.restorer.device.type == "cpu" for replica in self.replicas):
+            self.gate.narrow(self._torch_threads)
         if self._settings.warm_up:
             for replica in self.replicas:
                 replica.restorer.restore(_warm_up_picture(), mode="whole")
@@ -110,6 +117,7 @@ class Fleet:
             expected=self._expected,
             on_batch=self._on_batch,
             lanes=settings.lanes or self._default_lanes(kind),
+            gate=self.gate if kind == "cpu" else None,
             torch_threads=self._torch_threads,
             name=f"generator-{len(self.replicas)}-{device}",
         )

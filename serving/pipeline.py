@@ -67,7 +67,7 @@ class Pipeline:
         self._admission = admission
         self._metrics = metrics
         alone = partial(use_torch_threads, 1)
-        self._pool = Pool(settings.codec_threads, begin=alone)
+        self._pool = Pool(settings.codec_threads, begin=alone, gate=fleet.gate)
         self._large = Pool(_LARGE_AT_ONCE, name="large", begin=alone)  # its threads wait for the generator
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,10 +27,18 @@ class Pool:
         threads: how many.
         name: begins the names of the threads.
         begin: called first on each thread.
+        gate: entered before a task is taken; it may hold the threads up.
     """
 
-    def __init__(self, threads: int, name: str = "codec", begin: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        name: str = "codec",
+        begin: Callable[[], None] = lambda: None,
+        gate: AbstractContextManager[None] | None = None,
+    ) -> None:
         self._begin = begin
+        self._gate = gate or nullcontext()
         self._condition = threading.Condition()
         self._waiting: list[tuple[int, int, Future, Callable[[], object]]] = []
         self._order = itertools.count()
@@ -63,27 +72,32 @@ class Pool:
         for thread in self._threads:
             thread.join()
 
-    def _next(self) -> tuple[Future, Callable[[], object]] | None:
+    def _await_task(self) -> bool:
+        """Whether there is one; False when the pool is closed."""
         with self._condition:
             while not self._waiting:
                 if self._closed:
-                    return None
+                    return False
                 self._condition.wait()
-            _, _, future, task = heapq.heappop(self._waiting)
-            return future, task
+            return True
 
     def _work(self) -> None:
         self._begin()
-        while (item := self._next()) is not None:
-            future, task = item
-            if not future.set_running_or_notify_cancel():
-                del item, future, task
-                continue
-            try:
-                result = task()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
-            del item, future, task  # an idle thread must not keep the last picture alive
+        while self._await_task():
+            with self._gate:
+                self._do_first()
+
+    def _do_first(self) -> None:
+        """The task that is first by now; it and its result are not kept, for an idle thread keeps no picture alive."""
+        with self._condition:
+            if not self._waiting:  # another thread was quicker
+                return
+            _, _, future, task = heapq.heappop(self._waiting)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = task()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)

@@ -52,6 +52,11 @@ class Service:
         )
 
     @property
+    def started(self) -> bool:
+        """Whether the model is being loaded or has been."""
+        return self._loading is not None
+
+    @property
     def ready(self) -> bool:
         """Whether the next request would be taken."""
         return self.fleet.ready and not self.admission.draining and not self.admission.full

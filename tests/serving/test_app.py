@@ -2,11 +2,13 @@
 
 import base64
 import re
+import threading
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from deblur.cli import main
 from tests.serving.support import encoded, noise, opened, running
 
 HEADERS = (
@@ -150,6 +152,48 @@ def test_the_report_has_the_picture_only_when_asked(client):
     head, body = with_image["image"].split(",")
     assert head == "data:image/webp;base64"
     assert opened(base64.b64decode(body)).size == (66, 44)
+
+
+def test_a_picture_becomes_text_on_the_pools_threads(client, monkeypatch):
+    real, threads = base64.b64encode, []
+
+    def watched(content):
+        threads.append(threading.current_thread().name)
+        return real(content)
+
+    monkeypatch.setattr("serving.routes.base64.b64encode", watched)
+    reply = post(client, encoded(noise(40, 30)), "mode=whole&image=true", Accept="application/json")
+    assert reply.json()["request_id"] == reply.headers["X-Request-ID"]
+    assert len(threads) == 1
+    assert threads[0].startswith("codec")  # not the event loop, which has probes to answer
+
+
+@pytest.mark.parametrize("backend", ["torch", "graphs"])
+def test_a_backend_of_torch_gives_the_same_picture(client, settings_for, backend):
+    content = encoded(noise(60, 50))
+    with running(settings_for(backend=backend)) as other:
+        same = opened(post(other, content).content)
+    assert np.array_equal(np.asarray(same), np.asarray(opened(post(client, content).content)))
+
+
+@pytest.mark.parametrize("backend", ["auto", "onnx", "openvino"])
+def test_an_exported_generator_is_served(client, settings_for, weights, tmp_path, backend):
+    for needed in (
+        "onnx",
+        "onnxscript",
+        "onnxruntime" if backend == "auto" else backend.replace("onnx", "onnxruntime"),
+    ):
+        pytest.importorskip(needed)
+    path = tmp_path / "tiny.onnx"
+    assert main(["export", "--onnx", str(path), "--weights", str(weights)]) == 0
+    content = encoded(noise(60, 50))
+    with running(settings_for(weights=str(path), backend=backend)) as other:
+        reply = post(other, content)
+        assert [replica.owner.lanes for replica in other.app.state.service.fleet.replicas] == [1]
+    assert reply.headers["X-Model-Version"].startswith("tiny@")
+    made, expected = (np.asarray(opened(r.content)).astype(int) for r in (reply, post(client, content)))
+    assert np.abs(made - expected).max() <= 1
+    assert not np.array_equal(made, np.asarray(noise(60, 50)))
 
 
 # Refusals

@@ -10,6 +10,7 @@ import torch
 import deblur
 from deblur.errors import OutOfMemory
 from serving.batching import Owner, TooOld, least_loaded
+from serving.gate import Gate
 from serving.streaming import TileStream
 
 
@@ -280,6 +281,20 @@ def test_a_second_batch_of_a_lone_request_gets_its_share(own, engine):
     owner = own(lanes=2, torch_threads=4, max_pixels=32 * 32, expected=lambda: 1)
     owner.submit([tensor(seed=i) for i in range(6)]).future.result(10)
     assert [threads for _, threads in seen][:5] == [2] * 5  # others of its tensors wait or are under way
+
+
+def test_what_comes_while_a_lane_is_held_up_at_the_gate_joins_its_batch(own, engine):
+    gate = Gate()
+    gate.narrow(1)
+    owner = own(lanes=2, gate=gate)
+    with gate:
+        works = [owner.submit([tensor()])]
+        time.sleep(0.05)  # a lane stands at the gate by now
+        works += [owner.submit([tensor()]) for _ in range(3)]
+        assert engine.batches == []
+    for work in works:
+        work.future.result(10)
+    assert engine.batches == [[(32, 32)] * 4]
 
 
 def test_closing_ends_every_lane(own):
