@@ -13,8 +13,7 @@ from deblur.faces import FaceDetector
 from deblur.recognition import load_recogniser, upright_faces
 
 LEAST_SCORE = 0.8  # of a face whose landmarks are trusted
-# How far an upright face is off, so that the recogniser's dependence on single pixels teaches nothing: of its size.
-JITTER = 0.06
+LEAST_EYES_PX = 24.0  # below it the recogniser sees an enlarged blur, and learning to please it pleases no other
 
 
 class IdentityLoss(nn.Module):
@@ -45,28 +44,16 @@ class IdentityLoss(nn.Module):
         rows, landmarks = self.find(sharp)
         if not rows:
             return restored.sum() * 0
-        landmarks = jittered(landmarks)
         with torch.no_grad():
             wanted = self.recogniser(upright_faces(sharp[rows], landmarks))
         ours = self.recogniser(upright_faces(restored[rows], landmarks))
         return torch.linalg.vector_norm(ours - wanted, dim=1).mean()
 
     def find(self, sharp: Tensor) -> tuple[list[int], Tensor]:
-        """Indices of the crops with a face, and the largest face's landmarks (N, 5, 2) px, on the crops' device."""
+        """Indices of the crops with a face that is large enough, and the largest's landmarks (N, 5, 2) px."""
         levels = (sharp.detach() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
         found = self._detector.detect_batch([np.ascontiguousarray(one) for one in levels])
-        rows = [row for row, faces in enumerate(found) if faces]
-        places = [max(found[row], key=lambda face: face.width_px).landmarks for row in rows]
-        return rows, torch.tensor(places, dtype=torch.float32, device=sharp.device).view(-1, 5, 2)
-
-
-def jittered(landmarks: Tensor) -> Tensor:
-    """(N, 5, 2) landmarks, each face's turned, scaled and moved at random, the same for the same landmarks."""
-    draw = torch.Generator().manual_seed(int(landmarks.sum().item() * 1000))
-    turn, shift = (JITTER * torch.randn(2, len(landmarks), 2, generator=draw)).to(landmarks.device)
-    middle = landmarks.mean(dim=1, keepdim=True)
-    x, y = (landmarks - middle).unbind(dim=2)
-    a, b = turn[:, :1] + 1, turn[:, 1:]
-    size = (x.square() + y.square()).mean(dim=1).sqrt()
-    moved = torch.stack([a * x - b * y, b * x + a * y], dim=2) + middle
-    return moved + shift[:, None] * 2 * size[:, None, None]
+        largest = [max(faces, key=lambda face: face.width_px, default=None) for faces in found]
+        kept = {row: face for row, face in enumerate(largest) if face and face.eye_distance_px >= LEAST_EYES_PX}
+        places = torch.tensor([face.landmarks for face in kept.values()], device=sharp.device)
+        return list(kept), places.view(-1, 5, 2)

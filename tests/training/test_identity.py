@@ -4,16 +4,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from deblur.errors import OptionError, WeightsError
-from deblur.images import decode
+from deblur.faces import FaceDetector
+from deblur.images import decode, to_levels
 from tests.deblur.recogniser_file import write_recogniser
 from training.config import LossConfig, TrainConfig
 from training.data import Pair
-from training.identity import JITTER, IdentityLoss, jittered
+from training.identity import LEAST_EYES_PX, IdentityLoss
 from training.losses import GeneratorLoss
 from training.trainer import Trainer
 
@@ -79,15 +81,19 @@ def test_a_trainer_steps_on_it(
     assert trainer.train_step(batch(0))["identity"] == 0  # no face in these
 
 
-def test_jitter_moves_faces_a_little_and_always_the_same(sharp: Tensor) -> None:
-    landmarks = torch.tensor([[30.0, 40.0], [70.0, 40.0], [50.0, 60.0], [35.0, 80.0], [65.0, 80.0]]).repeat(400, 1, 1)
-    landmarks += 100 * torch.arange(400.0).view(-1, 1, 1)
-    moved = jittered(landmarks)
-    assert torch.equal(moved, jittered(landmarks))
-    assert 1 < (moved - landmarks).mean(dim=1).std() < 10  # px, of faces 100 px wide
-    eyes = (moved[:, 1] - moved[:, 0]).norm(dim=1)
-    assert eyes.mean() == pytest.approx(40, abs=0.5)
-    assert eyes.std() == pytest.approx(40 * JITTER, rel=0.2)
+def test_small_faces_are_left_out(recogniser_file: Path, sharp: Tensor) -> None:
+    loss = IdentityLoss(recogniser_file)
+    rows, landmarks = loss.find(sharp)
+    assert rows == [0]
+    small = torch.nn.functional.interpolate(
+        sharp, scale_factor=0.7 * LEAST_EYES_PX / eye_distance(landmarks[0]), mode="area"
+    )
+    assert loss.find(small)[0] == []
+    assert FaceDetector(threshold=0.8).detect(to_levels(small[0], np.uint8))
+
+
+def eye_distance(landmarks: Tensor) -> float:
+    return float((landmarks[1] - landmarks[0]).norm())
 
 
 def test_missing_weights_and_odd_shares_are_explained(tmp_path: Path) -> None:
