@@ -18,6 +18,7 @@ from torchvision.ops import nms
 
 from deblur.area_sampling import AreaSampler, clipped_boxes
 from deblur.boxes import Face, iou, match_faces, sorted_faces, turned_back, without_contained
+from deblur.detector_layers import MaxPool, PReLU, Scanner
 from deblur.errors import OptionError, UnsupportedImage
 
 __all__ = ["Face", "FaceDetector", "identity_network", "iou", "match_faces", "sorted_faces"]
@@ -304,31 +305,10 @@ def _load(name: str, device: torch.device) -> nn.Module:
         first.bias -= 127.5 * first.weight.sum(dim=(1, 2, 3))
     for part, module in network.named_children():
         if isinstance(module, nn.MaxPool2d):
-            setattr(network, part, _MaxPool(int(module.kernel_size)))  # type: ignore[arg-type]
+            setattr(network, part, MaxPool(int(module.kernel_size)))  # type: ignore[arg-type]
+        elif isinstance(module, nn.PReLU):
+            setattr(network, part, PReLU(module.weight))
+    if name == "pnet":
+        network = Scanner(network)
     network.eval().requires_grad_(False).to(device)
     return network.to(memory_format=torch.channels_last)
-
-
-class _MaxPool(nn.Module):
-    """The networks' pooling over 2x2 or 3x3 at every second pixel, incomplete windows included.
-
-    PyTorch's own also writes down where each maximum was, and takes twice as long.
-    """
-
-    def __init__(self, side_px: int):
-        super().__init__()
-        self.side_px = side_px
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, h, w)."""
-        for axis in (2, 3):
-            first, second, third = (x[(slice(None),) * axis + (slice(start, None, 2),)] for start in range(3))
-            count = second.shape[axis]
-            largest = torch.maximum(first.narrow(axis, 0, count), second)
-            if self.side_px == 3:
-                complete = largest.narrow(axis, 0, third.shape[axis])
-                torch.maximum(complete, third, out=complete)
-            elif count < first.shape[axis]:
-                largest = torch.cat([largest, first.narrow(axis, count, 1)], dim=axis)
-            x = largest
-        return x

@@ -2,15 +2,16 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from facenet_pytorch import MTCNN
+from facenet_pytorch import MTCNN, PNet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from skimage.data import astronaut
 
 from deblur.area_sampling import AreaSampler
+from deblur.detector_layers import MaxPool, PReLU, Scanner
 from deblur.errors import OptionError, UnsupportedImage
-from deblur.faces import Face, FaceDetector, _MaxPool, iou, match_faces, sorted_faces
+from deblur.faces import Face, FaceDetector, iou, match_faces, sorted_faces
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +224,27 @@ def test_what_comes_from_halved_pictures_is_near_what_the_picture_itself_gives()
 def test_pooling_is_that_of_torch(side_px, size):
     given = torch.randn(2, 5, *size).contiguous(memory_format=torch.channels_last)
     expected = torch.nn.functional.max_pool2d(given, side_px, 2, ceil_mode=True)
-    assert torch.equal(_MaxPool(side_px)(given), expected)
+    assert torch.equal(MaxPool(side_px)(given), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 10, 7, 9), (1, 3, 1, 1), (3, 28, 11, 11), (4, 128)])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_slopes_are_those_of_torch(shape, channels_last):
+    given = torch.randn(shape)
+    if channels_last and len(shape) == 4:
+        given = given.contiguous(memory_format=torch.channels_last)
+    slopes, kept = torch.randn(shape[1]), given.clone()
+    assert torch.equal(PReLU(slopes)(given), torch.nn.functional.prelu(given, slopes))
+    assert torch.equal(given, kept)
+
+
+def test_one_convolution_answers_like_the_two_heads_of_pnet():
+    torch.manual_seed(0)
+    pnet = PNet(pretrained=False).eval()
+    given = torch.randn(2, 3, 40, 53)
+    with torch.no_grad():
+        for answer, expected in zip(Scanner(pnet)(given), pnet(given), strict=True):
+            torch.testing.assert_close(answer, expected, rtol=0, atol=1e-6)
 
 
 def boxes():
