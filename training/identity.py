@@ -34,7 +34,7 @@ class IdentityLoss(nn.Module):
         except WeightsError as error:
             raise WeightsError(f"{error}; or train without the identity loss (--identity 0)") from error
         self.recogniser = recogniser.to(dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._detector = FaceDetector(threshold=LEAST_SCORE)
+        self._detector: FaceDetector | None = None
 
     def forward(self, restored: Tensor, sharp: Tensor) -> Tensor:
         """Mean distance over the faces of two (B, 3, H, W) batches in [0, 1], a scalar; 0 where there is none.
@@ -52,6 +52,8 @@ class IdentityLoss(nn.Module):
     def find(self, sharp: Tensor) -> tuple[list[int], Tensor]:
         """Indices of the crops with a face that is large enough, and the largest's landmarks (N, 5, 2) px."""
         levels = (sharp.detach() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
+        if self._detector is None:  # here, where the device is known
+            self._detector = FaceDetector(sharp.device, threshold=LEAST_SCORE)
         found = self._detector.detect_batch([np.ascontiguousarray(one) for one in levels])
         largest = [max(faces, key=lambda face: face.width_px, default=None) for faces in found]
         kept = {row: face for row, face in enumerate(largest) if face and face.eye_distance_px >= LEAST_EYES_PX}
