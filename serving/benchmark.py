@@ -94,11 +94,14 @@ def service(options: argparse.Namespace) -> tuple[float, float]:
 
 
 def _worked_s(pid: int) -> float:
-    stat = Path(f"/proc/{pid}/stat")
-    if not stat.exists():
+    """Processor time of a process and its workers until now."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
         return 0.0
-    fields = stat.read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(_worked_s(int(child)) for child in children)
 
 
 async def _crowd(options: argparse.Namespace, contents: list[bytes], count: int) -> None:

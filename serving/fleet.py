@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Fleet:
         self._settings = settings
         self._expected = expected
         self._on_batch = on_batch
-        self._torch_threads = torch.get_num_threads()  # before the pool's threads limit their own
+        self._torch_threads = processors_of(settings.workers)  # before the pool's threads limit their own
         self.gate = Gate()
         self.replicas: list[Replica] = []
         self.model: Model | None = None
@@ -170,6 +171,12 @@ def device_names(wanted: Sequence[str]) -> list[str]:
     if torch.cuda.is_available():
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return ["mps" if torch.backends.mps.is_available() else "cpu"]
+
+
+def processors_of(workers: int) -> int:
+    """One of so many workers' share of the processors, or what `OMP_NUM_THREADS` gives to each."""
+    threads = torch.get_num_threads()
+    return threads if "OMP_NUM_THREADS" in os.environ else max(1, threads // workers)
 
 
 def runs_on_torch(backend: str, weights: str) -> bool:

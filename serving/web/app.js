@@ -39,12 +39,12 @@ async function restore(file) {
   try {
     const reply = await send(file, request.signal);
     if (reply.ok) await show(file, await reply.json());
-    else refuse(reply, await reply.json().catch(() => ({})));
+    else refuse(file, reply, await reply.json().catch(() => ({})));
   } catch (error) {
     if (error.name === "AbortError") {
       if (state.request === request) say("Cancelled.");
     } else {
-      complain("refused", "The service cannot be reached.", "It may be restarting, or the network is down.", 0);
+      complain("busy", "The service cannot be reached.", "It may be restarting, or the network is down.", 0);
     }
   } finally {
     if (state.request === request) {
@@ -64,20 +64,27 @@ function send(file, signal) {
   return fetch(`deblur?${query}`, { method: "POST", body: form, headers, signal });
 }
 
-function refuse(reply, problem) {
+function refuse(file, reply, problem) {
   const detail = problem.detail || `The service answered with status ${reply.status}.`;
   if (reply.status === 503 || reply.status === 504) {
     const wait = Number(reply.headers.get("Retry-After")) || 3;
-    complain("busy", problem.title || "The service is busy.", detail, wait);
+    const title = problem.title || "The service is busy";
+    const more = detail.startsWith(`${title}: `) ? detail.slice(title.length + 2) : detail; // not the same words twice
+    complain("busy", title, more[0].toUpperCase() + more.slice(1), wait);
   } else if (reply.status === 401) {
     at("key-label").hidden = false;
     complain("refused", "This service asks for an API key.", "Enter it above, then try again.", 0);
     at("key").focus();
   } else {
-    complain("refused", `The file was refused: ${(problem.title || "unknown reason").toLowerCase()}.`, detail, 0);
+    // The same file would be refused again, except where it was only too slow, or the fault is the service's.
+    const useless = reply.status < 500 && reply.status !== 408;
+    const said = (problem.title || "for an unknown reason").replace(/^The /, "the ");
+    const happened = reply.status < 500 ? "was refused" : "could not be restored";
+    complain("refused", `${file.name || "The picture"} ${happened}: ${said}`, detail, useless ? null : 0);
   }
 }
 
+// `waitSeconds` until it may be tried again; null: not at all.
 function complain(kind, title, detail, waitSeconds) {
   at("problem").className = `message ${kind}`;
   at("problem-title").textContent = title.endsWith(".") ? title : `${title}.`;
@@ -85,7 +92,8 @@ function complain(kind, title, detail, waitSeconds) {
   at("problem").hidden = false;
   say("");
   const again = at("again");
-  let left = waitSeconds;
+  again.hidden = waitSeconds === null;
+  let left = waitSeconds || 0;
   const tick = () => {
     again.disabled = left > 0;
     again.textContent = left > 0 ? `Try again in ${left} s` : "Try again";

@@ -1,5 +1,7 @@
 """The page, in a headless Chromium, against the real service."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -115,7 +117,8 @@ def test_a_refused_file_is_said_clearly(page, tmp_path):
     path.write_text("not a picture", encoding="utf-8")
     page.choose("#file", path)
     page.until(TOLD)
-    assert "refused" in page.run(TEXT.format("problem-title"))
+    assert page.run(TEXT.format("problem-title")).startswith("notes.png was refused: ")
+    assert page.run("document.getElementById('again').hidden")  # the same file would be refused again
     assert page.run("document.getElementById('problem').getAttribute('role')") == "alert"
     assert page.run("document.getElementById('result').hidden")
     assert page.run("document.getElementById('working').hidden")
@@ -137,6 +140,22 @@ def test_a_busy_service_is_said_clearly_and_can_be_tried_again(page, client, tmp
     page.until("!document.getElementById('again').disabled")
     page.run("document.getElementById('again').click()")
     page.until(SHOWN)
+
+
+def test_a_full_queue_is_said_once_with_the_reason(page, client, tmp_path):
+    path = tmp_path / "x.png"
+    path.write_bytes(encoded(noise()))
+    admission = client.app.state.service.admission
+    bounds = admission.bounds
+    admission.bounds = dataclasses.replace(bounds, requests=0)
+    try:
+        page.choose("#file", path)
+        page.until(TOLD)
+    finally:
+        admission.bounds = bounds
+    assert page.run(TEXT.format("problem-title")) == "The service is busy."
+    assert page.run(TEXT.format("problem-detail")).startswith("0 requests are inside")
+    assert not page.run("document.getElementById('again').hidden")
 
 
 def test_a_format_that_browsers_do_not_show_comes_back_as_png(page, tmp_path):
