@@ -78,9 +78,16 @@ def tables(root: Path, recognisers: dict[str, Embed], options: argparse.Namespac
         print(f"\n{root.name}, {len(pairs)} faces, {title}: distance to the sharp face, share nearest to their own:\n")
         print("| pictures | " + " | ".join(f"{band} px" for band in BANDS) + " |\n|" + "---|" * (len(BANDS) + 1))
         wanted = torch.stack([embed(levels, place) for levels, place in zip(sharp, places, strict=True)])
+        first = np.zeros(len(pairs))
         for name, pictures in rows.items():
             found = torch.stack([embed(levels, place) for levels, place in zip(pictures, places, strict=True)])
-            print(f"| {name} | " + " | ".join(cells(torch.cdist(found, wanted).numpy(), extents)) + " |", flush=True)
+            distances = torch.cdist(found, wanted).numpy()
+            print(f"| {name} | " + " | ".join(cells(distances, extents)) + " |", flush=True)
+            if name in options.weights[1:]:
+                change = differences(distances.diagonal() - first, extents)
+                print(f"| {name} - {options.weights[0]}, picture by picture | " + " | ".join(change) + " |", flush=True)
+            elif name in options.weights:
+                first = distances.diagonal()
 
 
 def with_faces(pairs: list[Pair]) -> tuple[list[Pair], list[Tensor]]:
@@ -108,15 +115,19 @@ def cells(distances: np.ndarray, extents: np.ndarray) -> list[str]:
         distances: (N, N), of each picture to each sharp face.
         extents: (N,) px.
     """
-    own, nearest = distances.diagonal(), distances.argmin(axis=1) == np.arange(len(distances))
+    nearest = distances.argmin(axis=1) == np.arange(len(distances))
+    bands = [nearest[(extents >= low) & (extents <= high)] for low, high in BANDS.values()]
+    means = differences(distances.diagonal(), extents, sign="")
+    return [f"{mean}, {band.mean():.2f}" if mean else "" for mean, band in zip(means, bands, strict=True)]
+
+
+def differences(values: np.ndarray, extents: np.ndarray, sign: str = "+") -> list[str]:
+    """Mean and interval of (N,) values for each band."""
     lines = []
     for low, high in BANDS.values():
-        chosen = (extents >= low) & (extents <= high)
-        if not chosen.any():
-            lines.append("")
-            continue
-        least, most = bootstrap_interval(own[chosen])
-        lines.append(f"{own[chosen].mean():.3f} [{least:.3f}, {most:.3f}], {nearest[chosen].mean():.2f}")
+        band = values[(extents >= low) & (extents <= high)]
+        least, most = bootstrap_interval(band) if len(band) else (0.0, 0.0)
+        lines.append(f"{band.mean():{sign}.3f} [{least:{sign}.3f}, {most:{sign}.3f}]" if len(band) else "")
     return lines
 
 
