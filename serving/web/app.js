@@ -78,7 +78,7 @@ function refuse(file, reply, problem) {
   } else {
     // The same file would be refused again, except where it was only too slow, or the fault is the service's.
     const useless = reply.status < 500 && reply.status !== 408;
-    const said = (problem.title || "for an unknown reason").replace(/^The /, "the ");
+    const said = (problem.title || "for an unknown reason").replace(/^The (body|picture) /, "it ").replace(/^The /, "the ");
     const happened = reply.status < 500 ? "was refused" : "could not be restored";
     complain("refused", `${file.name || "The picture"} ${happened}: ${said}`, detail, useless ? null : 0);
   }
