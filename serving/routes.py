@@ -277,6 +277,9 @@ def _add_probes(router: APIRouter, service: Service) -> None:
             raise Problem("queue-full", detail, retry_after_s=service.admission.retry_after_s())
         return Response(b'{"status":"ready"}', media_type=JSON, headers={"Cache-Control": "no-store"})
 
+    for path, probe in (("/healthz", healthz), ("/readyz", readyz)):
+        router.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)  # some balancers ask like this
+
     @router.get(
         "/metrics",
         summary="Prometheus metrics",
@@ -292,7 +295,7 @@ def _add_page(router: APIRouter) -> None:
     headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache"}
 
     def serve(path: str, name: str, media_type: str) -> None:
-        @router.get(path, include_in_schema=False)
+        @router.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)
         async def file() -> FileResponse:
             return FileResponse(WEB / name, media_type=media_type, headers=headers)
 

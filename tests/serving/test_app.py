@@ -316,6 +316,15 @@ def test_probes(client):
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
+@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/web/app.js"])
+def test_head_is_get_without_the_body(client, path):
+    head, get = client.head(path), client.get(path)
+    assert head.status_code == get.status_code == 200
+    assert head.content == b""
+    assert head.headers["Content-Length"] == get.headers["Content-Length"]
+    assert head.headers["Content-Type"] == get.headers["Content-Type"]
+
+
 def test_metrics_tell_traffic_and_quality(settings_for):
     with running(settings_for()) as client:
         for _ in range(3):
