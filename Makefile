@@ -3,7 +3,7 @@
 # with CPU builds that PyTorch's installation page names.
 PYTHON ?= python3
 VENV ?= .venv
-# What `make test` installs besides: EXTRAS=dev,ray,onnx,openvino,heif also tests what those extras bring.
+# What `make test` installs besides: EXTRAS=dev,ray,onnx,openvino,heif,identity also tests what those extras bring.
 EXTRAS ?= dev
 TORCH_INDEX ?=
 BIN := $(VENV)/bin

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from data_synth import Degrade
+from tests.deblur.recogniser_file import write_recogniser
 from tests.training.pictures import picture, write_picture
 from training.config import TrainConfig
 from training.data import Pair
@@ -64,6 +65,14 @@ def vgg_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], P
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def recogniser_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights of the face recogniser, as dlib stores them."""
+    path = tmp_path_factory.mktemp("recogniser") / "net.dat"
+    write_recogniser(path)
+    return path
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from torch import Tensor
 from deblur.errors import OptionError, WeightsError
 from deblur.faces import FaceDetector
 from deblur.images import decode, to_levels
-from tests.deblur.recogniser_file import write_recogniser
 from training.config import LossConfig, TrainConfig
 from training.data import Pair
 from training.identity import LEAST_EYES_PX, IdentityLoss
@@ -20,13 +19,6 @@ from training.losses import GeneratorLoss
 from training.trainer import Trainer
 
 FACE = Path(__file__).parents[2] / "samples" / "sharp" / "hopper.jpg"
-
-
-@pytest.fixture(scope="module")
-def recogniser_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recogniser") / "net.dat"
-    write_recogniser(path)
-    return path
 
 
 @pytest.fixture(scope="module")

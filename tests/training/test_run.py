@@ -146,9 +146,11 @@ def test_a_warm_start_takes_weights_and_their_generator(source: str, start: Star
     assert any(p.abs().sum() > 0 for p in after.head.parameters())  # type: ignore[union-attr,operator]
 
 
-def test_a_warm_start_without_a_recipe_is_finetune(start: Start, tmp_path: Path, vgg_file: Any) -> None:
+def test_a_warm_start_without_a_recipe_is_finetune(
+    start: Start, tmp_path: Path, vgg_file: Any, recogniser_file: Path
+) -> None:
     assert start("--steps", 1) == 0
-    options = ["--validate-every", 0, "--batch-scale", 0.05]
+    options = ["--validate-every", 0, "--batch-scale", 0.05, "--identity-weights", recogniser_file]
     options += ["--perceptual-weights", vgg_file("vgg16", "relu3_3"), "--init", tmp_path / "run"]
     for i in range(3):
         from tests.training.pictures import picture, write_picture
@@ -157,6 +159,7 @@ def test_a_warm_start_without_a_recipe_is_finetune(start: Start, tmp_path: Path,
     assert start("--steps", 1, *options, out="warm", recipe=None) == 0
     config = json.loads((tmp_path / "warm" / "config.json").read_text())
     assert config["recipe"] == "finetune"
+    assert config["loss"]["identity_weight"] > 0
     assert config["generator"]["widths"] == [8, 16]
     assert config["optimizer"]["learning_rate"] == 3e-4
 
