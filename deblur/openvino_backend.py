@@ -1,4 +1,4 @@
-"""An exported generator in OpenVINO, on the CPU: for single faces faster than PyTorch where the CPU has matrix units."""
+"""An exported generator in OpenVINO, on the CPU: with single faces faster than PyTorch where there are matrix units."""
 
 from __future__ import annotations
 
