@@ -19,7 +19,7 @@ from deblur.batching import Landing
 from deblur.errors import OptionError
 from deblur.folding import folded
 from deblur.generator import GatedUNet
-from deblur.packed import PackedUNet, runs_here
+from deblur.packed import packed, runs_here
 
 Optimize = Literal["none", "graphs", "compile"]
 Call = Callable[[Tensor], Tensor]
@@ -164,9 +164,10 @@ def _capture_nothing(call: Call, given: Tensor) -> _Captured:
 
 def _fast_call(generator: nn.Module, device: torch.device, dtype: torch.dtype, optimize: Optimize) -> Call:
     if isinstance(generator, GatedUNet):
+        fast = None
         if device.type == "cpu" and optimize != "compile" and runs_here(dtype):  # there is nothing in it to compile
-            return PackedUNet(generator, dtype)
-        return folded(generator, dtype)
+            fast = packed(generator, dtype)
+        return fast or folded(generator, dtype)
 
     def with_autocast(given: Tensor) -> Tensor:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):

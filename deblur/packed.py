@@ -7,6 +7,7 @@ to, in place; and as channels lie innermost in memory, pixel shuffles are views 
 
 from __future__ import annotations
 
+import logging
 import platform
 import threading
 from collections import OrderedDict
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from deblur.folding import FoldedBlock, folded
 from deblur.generator import ChannelNorm, GatedUNet, pad_to_multiple
 
+_log = logging.getLogger("deblur.packed")
+
 SIZES_KEPT = 6  # each may hold the weights in an order of its own: 16 MB in bfloat16, 32 MB in float32
 LARGEST_PX = 1 << 18  # of an input that ordered weights are kept for; with more pixels they save little
 
@@ -31,6 +34,20 @@ def runs_here(dtype: torch.dtype) -> bool:
     known = torch.cpu.get_capabilities()
     unit = {torch.float32: "avx2", torch.bfloat16: "avx512_bf16"}.get(dtype, "")
     return bool(known.get(unit)) and hasattr(torch.ops.mkldnn, "_reorder_convolution_weight")
+
+
+def packed(generator: GatedUNet, dtype: torch.dtype) -> PackedUNet | None:
+    """A generator in that form, tried out; None where PyTorch's own operators, which no version promises, differ."""
+    smallest = torch.zeros(1, 3, *[generator.config.multiple] * 2)
+    try:
+        made = PackedUNet(generator, dtype)
+        for _ in range(2):  # the second time with weights in order
+            made(smallest)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        _log.warning("the CPU's fast form of the generator does not run with torch %s: %s", torch.__version__, error)
+        return None
+    made._sizes.clear()
+    return made
 
 
 class PackedUNet:

@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.generator import sample
 from deblur.generator import build, gated
 from deblur.inference import Runner
-from deblur.packed import LARGEST_PX, PackedUNet, runs_here
+from deblur.packed import LARGEST_PX, Convolution, PackedUNet, runs_here
 from deblur.weights import load_weights
 
 LEVEL = 1 / 255
@@ -102,3 +102,13 @@ def test_bundled_weights_are_within_a_hundredth_of_a_level_in_float32_and_a_leve
 def test_the_cpu_runs_it(generator, dtype):
     assert isinstance(Runner(generator, torch.device("cpu"), dtype)._call, PackedUNet)
     assert not isinstance(Runner(generator, torch.device("cpu"), torch.float16)._call, PackedUNet)
+
+
+def test_operators_of_another_pytorch_are_done_without(generator, monkeypatch, caplog):
+    def differs(*_):
+        raise TypeError("_convolution_pointwise(): another signature")
+
+    monkeypatch.setattr(Convolution, "__call__", differs)
+    runner, given = Runner(generator, torch.device("cpu"), torch.float32), torch.rand(1, 3, 32, 32)
+    torch.testing.assert_close(runner.launch(given)(), generator(given).detach(), rtol=0, atol=1e-5)
+    assert "another signature" in caplog.text
