@@ -187,6 +187,7 @@ def test_minutes_end_a_run(start: Start, tmp_path: Path) -> None:
         (["--batch-scale", "0"], "--batch-scale"),
         (["--validate", "nowhere"], "nowhere"),
         (["--perceptual", "1", "--perceptual-weights", "none.safetensors"], "none.safetensors"),
+        (["--identity", "1", "--identity-weights", "none.dat"], "none.dat"),
         (["--config", "none.json", "--recipe", "tiny"], "--recipe and --config"),
     ],
 )
@@ -198,6 +199,15 @@ def test_what_is_wrong_is_said_in_one_line(
     assert said.startswith("train: ")
     assert named in said
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_place_where_nothing_can_be_written_is_named(
+    start: Start, faces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert start("--steps", 2, out="faces/000000.png/run") == 3
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("train: ")
+    assert str(faces / "000000.png" / "run") in said
 
 
 def test_tensorboard_holds_curves_and_pictures(start: Start, tmp_path: Path) -> None:
