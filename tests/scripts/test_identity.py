@@ -12,7 +12,7 @@ from scripts.faceres import SIDE_PX, FaceRes
 from scripts.identity import cells, differences
 
 
-def write_faceres(folder: Path, width: int = 4) -> Path:
+def write_faceres(folder: Path, width: int = 16) -> Path:
     """A network of that many channels in the form of the npm package."""
     draw = np.random.default_rng(0)
     tensors = {"conv1/convolution/merged_input": (3, 3, 3, width), "conv1_bn/batchnorm_1/sub": (width,)}
@@ -22,7 +22,7 @@ def write_faceres(folder: Path, width: int = 4) -> Path:
         tensors[f"conv_pw_{block}/convolution/merged_input"] = (1, 1, width, width)
         for part in ("dw", "pw"):
             tensors[f"conv_{part}_{block}_bn/batchnorm_1/sub"] = (width,)
-    values = {name: np.abs(draw.normal(size=shape)).astype("<f2") / 4 for name, shape in tensors.items()}
+    values = {name: (draw.normal(size=shape) / 2).astype("<f2") for name, shape in tensors.items()}
     entries = [
         {"name": name, "shape": shape, "dtype": "float32", "quantization": {"dtype": "float16"}}
         for name, shape in tensors.items()
@@ -36,8 +36,8 @@ def test_the_second_recogniser_gives_embeddings_of_unit_length(tmp_path: Path) -
     network = FaceRes(write_faceres(tmp_path))
     assert sorted(set(network.strides)) == [1, 2]
     assert network.strides.count(2) == 5  # 224 px become 7
-    embeddings = network(torch.rand(2, 3, SIDE_PX, SIDE_PX))
-    assert embeddings.shape == (2, 4)
+    embeddings = network(torch.stack([torch.zeros(3, SIDE_PX, SIDE_PX), torch.rand(3, SIDE_PX, SIDE_PX)]))
+    assert embeddings.shape == (2, 16)
     torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(2))
     assert not torch.allclose(embeddings[0], embeddings[1], atol=1e-4)
 
