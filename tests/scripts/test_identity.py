@@ -22,7 +22,13 @@ def write_faceres(folder: Path, width: int = 16) -> Path:
         tensors[f"conv_pw_{block}/convolution/merged_input"] = (1, 1, width, width)
         for part in ("dw", "pw"):
             tensors[f"conv_{part}_{block}_bn/batchnorm_1/sub"] = (width,)
-    values = {name: (draw.normal(size=shape) / 2).astype("<f2") for name, shape in tensors.items()}
+    values = {}
+    for name, shape in tensors.items():
+        if "depthwise" in name or name.endswith("mul"):  # a mean of nine pixels
+            values[name] = np.full(shape, 1 / 9 if "depthwise" in name else 1, "<f2")
+        else:
+            deviation = 0.1 if name.endswith("sub") else (2 / np.prod(shape[:-1])) ** 0.5
+            values[name] = (deviation * draw.normal(size=shape)).astype("<f2")
     entries = [
         {"name": name, "shape": shape, "dtype": "float32", "quantization": {"dtype": "float16"}}
         for name, shape in tensors.items()
