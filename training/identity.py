@@ -13,7 +13,7 @@ from deblur.faces import FaceDetector
 from deblur.recognition import load_recogniser, upright_faces
 
 LEAST_SCORE = 0.8  # of a face whose landmarks are trusted
-LEAST_EYES_PX = 24.0  # below it the recogniser sees an enlarged blur, and learning to please it pleases no other
+LEAST_EYES_PX = 16.0  # of smaller faces, enlarged, the recogniser sees a blur
 
 
 class IdentityLoss(nn.Module):
