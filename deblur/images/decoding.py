@@ -191,7 +191,8 @@ def _open(data: bytes, name: str) -> Any:
         raise UnsupportedImage(f"{name}: the file is empty")
     family = sniff(data)
     if family is None:
-        raise UnsupportedImage(f"{name}: no picture that is read here ({_READ}); starts with {data[:12]!r}")
+        begins = bytes(data[:8]).hex(" ")
+        raise UnsupportedImage(f"{name}: no picture that is read here ({_READ}); its first bytes are {begins}")
     if family == "HEIF":
         return heif.open_heif(data, name)
     try:
