@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -53,15 +54,7 @@ def _run(settings: Settings) -> int:
     from serving.app import create_app  # takes seconds, which a wrong setting need not wait for
 
     app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=round(settings.drain_timeout_s),
-    )
+    config = uvicorn.Config(app, **_server_options(settings))
 
     def stop(number: int, frame: FrameType | None) -> None:
         # uvicorn takes signals over before the service starts. Once it has drained it raises them again for whoever
@@ -80,15 +73,16 @@ def _run_workers(settings: Settings) -> int:
     import uvicorn
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    uvicorn.run(
-        "serving.app:create_app",
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        workers=settings.workers,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=round(settings.drain_timeout_s),
-    )
+    uvicorn.run("serving.app:create_app", factory=True, workers=settings.workers, **_server_options(settings))
     return 0
+
+
+def _server_options(settings: Settings) -> dict[str, Any]:
+    return {
+        "host": settings.host,
+        "port": settings.port,
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "timeout_graceful_shutdown": round(settings.drain_timeout_s),
+    }
