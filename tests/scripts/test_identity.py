@@ -1,15 +1,17 @@
 """The second recogniser's file, and the table of distances."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
-from deblur.errors import WeightsError
+from deblur.errors import DataError, WeightsError
 from scripts.faceres import SIDE_PX, FaceRes
-from scripts.identity import cells, differences
+from scripts.identity import cells, differences, tables
 
 
 def write_faceres(folder: Path, width: int = 16) -> Path:
@@ -49,14 +51,23 @@ def test_the_second_recogniser_gives_embeddings_of_unit_length(tmp_path: Path) -
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "faceres.json").write_text("{}")
     (tmp_path / "faceres.bin").write_bytes(b"")
-    with pytest.raises(WeightsError, match="vladmandic"):
-        FaceRes(tmp_path / "faceres.json")
+    for content in ("{}", "[]", "no JSON", '{"weightsManifest": []}', '{"weightsManifest": [{"weights": [1]}]}'):
+        (tmp_path / "faceres.json").write_text(content)
+        with pytest.raises(WeightsError, match="vladmandic"):
+            FaceRes(tmp_path / "faceres.json")
     write_faceres(tmp_path)
     (tmp_path / "faceres.bin").write_bytes(b"\0" * 100)
     with pytest.raises(WeightsError, match=r"and its \.bin"):
         FaceRes(tmp_path / "faceres.json")
+
+
+def test_pairs_without_a_face_are_named(tmp_path: Path) -> None:
+    for part in ("blurred", "sharp"):
+        (tmp_path / part).mkdir()
+        cv2.imwrite(str(tmp_path / part / "grey.png"), np.full((64, 64, 3), 90, np.uint8))
+    with pytest.raises(DataError, match="none was found"):
+        tables(tmp_path, {}, Namespace(weights=[], device="cpu", mode="auto"))
 
 
 def test_cells_hold_means_and_who_is_nearest_by_extent() -> None:

@@ -175,6 +175,17 @@ def test_without_perceptual_weights_it_trains_on_and_says_so(
     assert "WITHOUT the perceptual loss" in capsys.readouterr().err
 
 
+def test_identity_weights_by_file_need_no_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = single.find_spec
+    monkeypatch.setattr(single, "find_spec", lambda name: None if name == single.PACKAGE else installed(name))
+    assert single._identity(Namespace(identity_weights="net.dat"), "finetune") == ["--identity-weights", "net.dat"]
+    assert single._identity(Namespace(identity_weights=None), "finetune") == ["--identity", "0"]
+    assert f"WITHOUT the identity loss: not installed: {single.PACKAGE}" in capsys.readouterr().err
+    assert single._identity(Namespace(identity_weights=None), "fast") == []
+
+
 # What a bare machine has not; an import of any of them would end the command.
 _ABSENT = ("facenet_pytorch", "tqdm", "tensorboard", "matplotlib", "albumentations", "skimage", "lpips", "scipy")
 _BARE = """
